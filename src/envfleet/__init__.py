@@ -1,0 +1,37 @@
+"""Reinforcement-learning environments in parallel, each in a Ray actor, as one batch."""
+
+from envfleet.errors import (
+    ActorDied,
+    ClosedError,
+    EnvFailure,
+    EnvFleetError,
+    EnvTimeout,
+    FleetStartError,
+    InvalidAction,
+    RemoteEnvError,
+    RemoteTraceback,
+    ResetNeeded,
+    SpecMismatch,
+)
+from envfleet.parallel import ParallelPyEnvironment
+from envfleet.single import ActorPyEnvironment, EnvHandle, Promise
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActorDied",
+    "ActorPyEnvironment",
+    "ClosedError",
+    "EnvFailure",
+    "EnvFleetError",
+    "EnvHandle",
+    "EnvTimeout",
+    "FleetStartError",
+    "InvalidAction",
+    "ParallelPyEnvironment",
+    "Promise",
+    "RemoteEnvError",
+    "RemoteTraceback",
+    "ResetNeeded",
+    "SpecMismatch",
+]

@@ -1,0 +1,283 @@
+"""EnvActor: builds, resets and steps environments, and captures what they raise.
+
+Knows nothing of Ray: `channels.remote` makes a Ray actor of it, `channels.local` calls it in the
+caller's process. No exception of an environment leaves a method; each becomes an `EnvFailure`,
+because Ray's own path would change its class and may kill the actor (ARCHITECTURE.md).
+
+An actor hosts one environment or several; `row` is an environment's place in its actor, and a
+block (layout.py) holds one row for each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import pickle
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from envfleet import gin_state
+from envfleet.environments import Environment, as_environment
+from envfleet.environments.wrappers import assign_attr, find_attr
+from envfleet.errors import EnvFailure, record
+from envfleet.layout import Buffer, Layout
+
+_FIRST, _LAST = 0, 2
+
+_BYTES_UP_TO = 32 * 1024
+"""Blocks up to this size are returned as `bytes`, which Ray sends as they are: about a third less
+time a call than an array. Larger ones are returned as an array, which Ray copies once less."""
+
+
+class Result(NamedTuple):
+    """What an operation gave; pickled where it comes from another process."""
+
+    value: Any
+
+
+class Reply(NamedTuple):
+    """What reset and step give where a bare block does not say it all."""
+
+    block: Buffer
+    objects: list[Any]
+    failures: list[EnvFailure]
+
+
+class Built(NamedTuple):
+    """What `build` gives for one environment."""
+
+    time_step_spec: Any
+    action_spec: Any
+    unimported: tuple[str, ...]
+    """Modules that gin's configuration needs and this process could not import, and why."""
+
+
+class MethodOf:
+    """Stands for a bound method in what `get_attr` gives: a method stays with its environment."""
+
+
+@dataclasses.dataclass
+class _Slot:
+    """One hosted environment and where its episode is."""
+
+    environment: Environment | None = None
+    over: bool = True
+    """Whether the next step is a reset: there was none yet, or the episode has ended."""
+    steps: int = 0
+    objects: list[Any] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    calls: int = 0
+
+
+class EnvActor:
+    """Hosts the environments `env_ids` of a batch.
+
+    Args:
+      env_ids: index in the batch of each hosted environment.
+      in_process: whether this runs in the caller's process, where values need not be pickled and
+        an interrupt is the user's own.
+    """
+
+    def __init__(self, env_ids: Sequence[int], in_process: bool = False) -> None:
+        self._env_ids = list(env_ids)
+        self._slots = [_Slot() for _ in self._env_ids]
+        self._in_process = in_process
+        self._node = platform.node()
+        self._layout: Layout | None = None
+        self._action_layout: Layout | None = None
+        self._block = np.empty(0, np.uint8)
+        self._views: list[np.ndarray[Any, Any]] = []
+
+    def __repr__(self) -> str:
+        """Ray puts this before every line that an environment prints."""
+        ids = ", ".join(map(str, self._env_ids))
+        return f"env {ids}" if len(self._env_ids) == 1 else f"envs {ids}"
+
+    def hello(self) -> tuple[int, str]:
+        """Process id and node, known to the caller before an environment can go wrong."""
+        return os.getpid(), self._node
+
+    # -- building ---------------------------------------------------------------------------------
+
+    def build(
+        self,
+        rows: Sequence[int],
+        constructors: Sequence[Any],
+        seeds: Sequence[int | None],
+        gin: gin_state.GinState,
+    ) -> list[Result | EnvFailure]:
+        """Builds the environments of some rows, each a `Built`; what stood there is closed first."""
+        return [
+            self._outcome(row, "construct", self._build, row, constructor, seed, gin)
+            for row, constructor, seed in zip(rows, constructors, seeds, strict=True)
+        ]
+
+    def _build(
+        self, row: int, constructor: Any, seed: int | None, gin: gin_state.GinState
+    ) -> Built:
+        previous, self._slots[row] = self._slots[row].environment, _Slot()
+        if previous is not None:
+            self._outcome(row, "close", previous.close)  # it has failed before: its end is no news
+        unimported: tuple[str, ...] = ()
+        if not self._in_process:
+            constructor = pickle.loads(constructor)  # imports what it needs, which may register
+            unimported = gin.apply()
+        with gin.scoped():
+            environment = as_environment(constructor())
+        built = Built(environment.time_step_spec(), environment.action_spec(), unimported)
+        self._layout = Layout(built.time_step_spec, "")
+        self._action_layout = Layout(built.action_spec, "actions")
+        size = self._layout.nbytes(len(self._slots))
+        if size != len(self._block):
+            self._block = np.zeros(size, np.uint8)
+            self._views = self._layout.views(self._block, len(self._slots))
+        if seed is not None:
+            environment.seed(seed)
+        self._slots[row].environment = environment
+        return built
+
+    # -- stepping ---------------------------------------------------------------------------------
+
+    def reset(self, rows: Sequence[int] | None = None) -> Buffer | Reply:
+        """Resets some environments; the block that comes back holds every row's time step."""
+        failures = []
+        for row in range(len(self._slots)) if rows is None else rows:
+            failure = self._advance(row, None)
+            if failure is not None:
+                failures.append(failure)
+        return self._reply(failures)
+
+    def step(self, block: Buffer, objects: Sequence[Any] = ()) -> Buffer | Reply:
+        """Steps every environment once, or resets it where its episode has ended."""
+        layout = self._action_layout
+        assert layout is not None
+        views = layout.views(block, len(self._slots))
+        failures = []
+        for row, slot in enumerate(self._slots):
+            # What came through Ray is read-only memory of Ray's: the environment gets a copy.
+            beside = objects[row] if objects else ()
+            action = None if slot.over else (layout, views, row, beside)
+            failure = self._advance(row, action)
+            if failure is not None:
+                failures.append(failure)
+        return self._reply(failures)
+
+    def _advance(self, row: int, action: Any) -> EnvFailure | None:
+        """One reset (without an action) or one step of one environment, into its row."""
+        slot = self._slots[row]
+        environment, layout = slot.environment, self._layout
+        phase = "reset" if action is None else "step"
+        started = time.perf_counter()
+        try:
+            if environment is None or layout is None:
+                raise RuntimeError("there is no environment: it failed before")
+            if action is None:
+                slot.over = True  # until this reset has succeeded
+                time_step = environment.reset()
+                slot.steps = 0
+            else:
+                action_layout, views, action_row, beside = action
+                time_step = environment.step(action_layout.read(views, action_row, beside))
+                slot.steps += 1
+            slot.objects = layout.write(self._views, row, time_step)
+            slot.over = bool(time_step.step_type == _LAST)
+            return None
+        except BaseException as error:
+            slot.over = True
+            return self._failure(row, phase, error)
+        finally:
+            slot.seconds += time.perf_counter() - started
+            slot.calls += 1
+
+    def _reply(self, failures: list[EnvFailure]) -> Buffer | Reply:
+        small = self._in_process or len(self._block) <= _BYTES_UP_TO
+        block: Buffer = self._block.tobytes() if small else self._block
+        if failures or (self._layout is not None and self._layout.has_objects):
+            return Reply(block, [slot.objects for slot in self._slots], failures)
+        return block
+
+    # -- everything else ---------------------------------------------------------------------------
+
+    def operate(
+        self, operation: str, rows: Sequence[int], payloads: Sequence[Any]
+    ) -> list[Result | EnvFailure]:
+        """Runs one of `OPERATIONS` on some environments, with a tuple of arguments for each."""
+        phase = "close" if operation == "close" else "call"
+        return [
+            self._outcome(row, phase, self._operate, row, operation, payload)
+            for row, payload in zip(rows, payloads, strict=True)
+        ]
+
+    def _operate(self, row: int, operation: str, payload: Any) -> Any:
+        slot = self._slots[row]
+        if slot.environment is None:
+            if operation == "close":
+                return None
+            raise RuntimeError("there is no environment: it failed before")
+        arguments = payload if self._in_process else pickle.loads(payload)
+        value = OPERATIONS[operation](slot.environment, *arguments)
+        if operation == "close":
+            slot.environment = None
+        elif operation == "set_state":
+            slot.over = False  # the episode that the state belongs to goes on
+        return value
+
+    def timings(self) -> list[tuple[int, float]]:
+        """Per environment: how many steps and resets, and the seconds spent in them."""
+        return [(slot.calls, slot.seconds) for slot in self._slots]
+
+    # -- capture -----------------------------------------------------------------------------------
+
+    def _outcome(
+        self, row: int, phase: str, function: Callable[..., Any], *args: Any
+    ) -> Result | EnvFailure:
+        """What the function gave, pickled where it has to leave the process, or what it raised."""
+        try:
+            value = function(*args)
+            return Result(value if self._in_process else cloudpickle.dumps(value))
+        except BaseException as error:
+            return self._failure(row, phase, error)
+
+    def _failure(self, row: int, phase: str, error: BaseException) -> EnvFailure:
+        if self._in_process and isinstance(error, KeyboardInterrupt):
+            raise error  # the user's Ctrl-C arrives in the environment's code and is not its own
+        pid, node = self.hello()
+        return record(
+            gin_state.original(error),
+            index=self._env_ids[row],
+            phase=phase,
+            pid=pid,
+            node=node,
+            episode_step=self._slots[row].steps,
+            in_process=self._in_process,
+        )
+
+
+def _call(environment: Environment, name: str, args: Any, kwargs: Any) -> Any:
+    return find_attr(environment.env, name)(*args, **kwargs)
+
+
+def _get_attr(environment: Environment, name: str) -> Any:
+    value = find_attr(environment.env, name)
+    return MethodOf() if inspect.ismethod(value) else value
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": _call,
+    "get_attr": _get_attr,
+    "access": lambda environment, name: find_attr(environment.env, name),
+    "set_attr": lambda environment, name, value: assign_attr(environment.env, name, value),
+    "get_state": lambda environment: find_attr(environment.env, "get_state")(),
+    "set_state": lambda environment, state: find_attr(environment.env, "set_state")(state),
+    "get_info": lambda environment: environment.get_info(),
+    "render": lambda environment: environment.render(),
+    "seed": lambda environment, seed: environment.seed(seed),
+    "close": lambda environment: environment.close(),
+}
+"""What can be asked of an environment between its steps."""

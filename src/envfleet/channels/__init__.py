@@ -1,0 +1,85 @@
+"""How a call reaches an `EnvActor` and how its reply comes back.
+
+A `Backend` opens one `Channel` per actor and waits on calls of any of its channels at once. Where
+the actors live is known here and nowhere above: `local` (the caller's process) and `remote` (Ray).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from envfleet.errors import EnvFleetError
+
+Call = Any
+"""A posted call, as its backend knows it."""
+
+
+class Late:
+    """The outcome of a call that was not done before its deadline."""
+
+
+class Died(EnvFleetError):
+    """The outcome of a call whose actor is gone; the text says what the backend knows of it."""
+
+
+class Channel(Protocol):
+    """The way to one actor."""
+
+    def post(self, method: str, *args: Any) -> Call:
+        """Sends a call and does not wait. Calls on one channel run in the order of posting.
+
+        Raises:
+          Died: the actor cannot be called any more.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Ends the actor at once, whatever it is doing. Twice is fine."""
+        ...
+
+
+class Backend(Protocol):
+    """Where actors live."""
+
+    def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> Channel:
+        """Starts the actor for some environments and does not wait for it."""
+        ...
+
+    def settle(self, calls: Sequence[Call], timeout: float | None) -> list[Any]:
+        """Waits until every call is done or the timeout (seconds) is over.
+
+        Gives for each call its reply, `Late()`, or a `Died`.
+        """
+        ...
+
+    def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
+        """What actors with these options ask for, and what there is: words for a start that fails."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the backend itself started."""
+        ...
+
+
+def connector(backend: str, ray_init: Mapping[str, Any] | None) -> Callable[[], Backend]:
+    """What connects to the backend of that name, which starts Ray where it has to.
+
+    Raises:
+      ValueError: there is no backend of that name.
+    """
+
+    def ray_backend() -> Backend:
+        from envfleet.channels.remote import RayBackend  # imports Ray
+
+        return RayBackend(ray_init)
+
+    def local_backend() -> Backend:
+        from envfleet.channels.local import LocalBackend
+
+        return LocalBackend()
+
+    known = {"ray": ray_backend, "local": local_backend}
+    if backend not in known:
+        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, known))}")
+    return known[backend]

@@ -1,0 +1,60 @@
+"""Actors in the caller's process: the same calls without Ray, one after another.
+
+A call runs when it is posted. It cannot be interrupted, so a deadline is judged afterwards, by how
+long the call itself took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from envfleet.actor import EnvActor
+from envfleet.channels import Died, Late
+
+
+class _Done(NamedTuple):
+    reply: Any
+    seconds: float
+
+
+class LocalChannel:
+    """An `EnvActor` that is called directly."""
+
+    def __init__(self, env_ids: Sequence[int]) -> None:
+        self._num_envs = len(env_ids)
+        self._actor: EnvActor | None = EnvActor(env_ids, in_process=True)
+
+    def post(self, method: str, *args: Any) -> _Done:
+        if self._actor is None:
+            raise Died("it was ended")
+        started = time.perf_counter()
+        reply = getattr(self._actor, method)(*args)
+        return _Done(reply, time.perf_counter() - started)
+
+    def kill(self) -> None:
+        """Closes what the actor hosts: there is no process whose end would do it."""
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            rows = range(self._num_envs)
+            actor.operate("close", rows, [()] * self._num_envs)
+
+
+class LocalBackend:
+    """Opens `LocalChannel`s; `actor_options` mean nothing here and are ignored."""
+
+    def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> LocalChannel:
+        return LocalChannel(env_ids)
+
+    def settle(self, calls: Sequence[_Done], timeout: float | None) -> list[Any]:
+        return [
+            Late() if timeout is not None and call.seconds > timeout else call.reply
+            for call in calls
+        ]
+
+    def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
+        return "environments are built in this process, one after another"
+
+    def close(self) -> None:
+        pass

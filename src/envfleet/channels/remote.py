@@ -1,0 +1,197 @@
+"""Actors as Ray actors: `step.remote` and `ray.get`.
+
+What was learnt of Ray 2.60 stands here, each as a comment where it is used.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from envfleet.actor import EnvActor
+from envfleet.channels import Died, Late
+
+_REFUSED = {
+    "max_restarts": "a silent restart is a silent wrong answer",
+    "max_task_retries": "a retried step moves an environment twice",
+    "max_concurrency": "environments run on their process's main thread",
+    "concurrency_groups": "environments run on their process's main thread",
+    "name": "two actors of one batch cannot share a name",
+    "lifetime": "an environment does not outlive its batch",
+}
+
+_DEFAULTS = {
+    # Without a strategy Ray piles actors on one node until it is full.
+    "scheduling_strategy": "SPREAD",
+    # Ray records every call for its dashboard; a step a millisecond is too many, and a tenth slower.
+    "enable_task_events": False,
+}
+
+
+class RayEnvActor(EnvActor):
+    """An `EnvActor` that knows its node, and closes its environments when its handle is dropped."""
+
+    def __init__(self, env_ids: Sequence[int]) -> None:
+        super().__init__(env_ids)
+        context = ray.get_runtime_context()
+        self._node = f"{ray.util.get_node_ip_address()} {context.get_node_id()[:8]}"
+
+    def __ray_shutdown__(self) -> None:
+        """Ray's hook for an actor that nobody holds any more (not for a kill)."""
+        rows = range(len(self._env_ids))
+        self.operate("close", rows, [_NO_ARGUMENTS] * len(rows))
+
+
+_NO_ARGUMENTS = ray.cloudpickle.dumps(())
+
+# Not an `@ray.remote` on the class: the class stays importable, so it travels by reference.
+_REMOTE = ray.remote(RayEnvActor)
+
+
+class RayChannel:
+    """A handle on one Ray actor."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._methods: dict[str, Any] = {}
+
+    def post(self, method: str, *args: Any) -> Any:
+        try:
+            bound = self._methods.get(method)
+            if bound is None:
+                bound = self._methods[method] = getattr(self._handle, method)
+            return bound.remote(*args)
+        except (RayError, TypeError):
+            raise
+        except Exception as problem:
+            # A plain Exception: the handle is of a Ray that has been shut down since.
+            raise Died(str(problem)) from None
+
+    def kill(self) -> None:
+        if not ray.is_initialized():
+            return  # or `ray.kill` would start a new Ray
+        try:
+            ray.kill(self._handle, no_restart=True)
+        except Exception:  # not known any more: it is gone, which is what was wanted
+            pass
+
+
+class RayBackend:
+    """Opens Ray actors, on the Ray that is running or on one of our own.
+
+    Args:
+      ray_init: arguments of `ray.init`, which is called only if Ray is not initialised.
+    """
+
+    def __init__(self, ray_init: Mapping[str, Any] | None) -> None:
+        self._lease = _Lease.take(ray_init)
+
+    def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> RayChannel:
+        for name in options.keys() & _REFUSED.keys():
+            raise ValueError(f"actor_options[{name!r}] is not for the caller: {_REFUSED[name]}")
+        chosen = {**_DEFAULTS, **options, "max_restarts": 0, "max_task_retries": 0}
+        return RayChannel(_REMOTE.options(**chosen).remote(list(env_ids)))
+
+    def settle(self, calls: Sequence[Any], timeout: float | None) -> list[Any]:
+        started = time.monotonic()
+        try:
+            return ray.get(list(calls), timeout=timeout)  # type: ignore[no-any-return]
+        except RayError:
+            # `ray.get` raises for the first ref that failed, or that is late, without a word on
+            # which and without waiting for the others: so wait, and ask one by one.
+            pass
+        left = None if timeout is None else max(0.0, started + timeout - time.monotonic())
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=left)
+        done = set(ready)
+        return [_outcome(call) if call in done else Late() for call in calls]
+
+    def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
+        asked = collections.Counter(_asked(chosen) for chosen in options)
+        words = ", ".join(f"{count} x {what}" for what, count in asked.items())
+        total, free = ray.cluster_resources(), ray.available_resources()
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        names = {"CPU", "GPU"} | {n for chosen in options for n in chosen.get("resources") or {}}
+        have = ", ".join(
+            f"{total.get(name, 0):g} {name} of which {free.get(name, 0):g} free"
+            for name in sorted(names)
+            if name in total or name != "GPU"
+        )
+        return f"asked for {words}; the cluster ({nodes} nodes) has {have}"
+
+    def close(self) -> None:
+        self._lease.give_back()
+
+
+def _outcome(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayError as error:
+        # ActorDiedError or, for a lost node, ActorUnavailableError; OutOfMemoryError,
+        # RuntimeEnvSetupError and the like say the same to us: there is no actor any more. The
+        # actor itself lets nothing out.
+        return Died(_words(error))
+
+
+def _words(error: RayError) -> str:
+    text = str(error)
+    for marker in ("Worker exit detail: ", "The actor is dead because "):
+        _, found, rest = text.rpartition(marker)
+        if found:
+            text = rest
+            break
+    return text.partition(" Some common causes include")[0].strip()
+
+
+def _asked(options: Mapping[str, Any]) -> str:
+    resources = dict(options.get("resources") or {})
+    # Ray's own default: an actor needs one CPU to be placed, and holds none while it runs.
+    cpus = options.get("num_cpus")
+    words = ["1 CPU (to be placed; none afterwards)" if cpus is None else f"{cpus:g} CPU"]
+    words += [f"{options['num_gpus']:g} GPU"] if options.get("num_gpus") else []
+    words += [f"{amount:g} {name}" for name, amount in resources.items()]
+    words += [f"labels {options['label_selector']}"] if options.get("label_selector") else []
+    return " + ".join(words)
+
+
+class _Lease:
+    """Who uses a Ray that envfleet started: the last one to leave shuts it down."""
+
+    _lock = threading.Lock()
+    _address: str | None = None
+    """Address of the Ray that we started; None where we have started none."""
+    _holders = 0
+
+    def __init__(self, address: str | None) -> None:
+        self._held = address
+
+    @classmethod
+    def take(cls, ray_init: Mapping[str, Any] | None) -> _Lease:
+        with cls._lock:
+            if not ray.is_initialized():
+                ray.init(**(ray_init or {}))
+                cls._address, cls._holders = _address(), 0
+            if cls._address != _address():  # the user's own
+                return cls(None)
+            cls._holders += 1
+            return cls(cls._address)
+
+    def give_back(self) -> None:
+        with self._lock:
+            held, self._held = self._held, None
+            if held is None or held != self._address:
+                return
+            type(self)._holders -= 1
+            if self._holders == 0:
+                type(self)._address = None
+                if ray.is_initialized() and _address() == held:
+                    ray.shutdown()
+
+
+def _address() -> str:
+    return str(ray.get_runtime_context().gcs_address)

@@ -1,0 +1,335 @@
+"""gin on both sides of a process boundary; with the error proxies that gin raises taken off again.
+
+An actor is a fresh process: it knows neither the caller's bindings nor what the caller's
+``__main__`` registered. `capture` takes the caller's configuration, `GinState.apply` puts it in
+force in an actor, and `dumps` pickles what cloudpickle cannot: anything that gin has wrapped.
+
+gin has no public way to enumerate its state, so this file reads gin 0.5's own tables; it is the
+only one that does, and pyproject.toml pins gin to 0.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import cloudpickle
+import gin
+from gin import config as _gin
+from gin import utils as _gin_utils
+
+_log = logging.getLogger("envfleet")
+
+
+@dataclasses.dataclass(frozen=True)
+class GinState:
+    """gin's configuration as plain data that pickles anywhere.
+
+    Attributes:
+      config: `gin.config_str()`: bindings, macros and imports, includes flattened.
+      scope: the active scope, "" for none.
+      modules: modules that register what the configuration names; an actor imports them first.
+      registered: pickled registrations of ``__main__``, which an actor cannot import.
+      constants: pickled values of `gin.constant`.
+      bindings: pickled values of bindings that are not literals, which `config` leaves out.
+    """
+
+    config: str = ""
+    scope: str = ""
+    modules: tuple[str, ...] = ()
+    registered: tuple[bytes, ...] = ()
+    constants: tuple[tuple[str, bytes], ...] = ()
+    bindings: tuple[tuple[str, bytes], ...] = ()
+
+    def apply(self) -> tuple[str, ...]:
+        """Puts the configuration in force in this process; gives the modules it could not import.
+
+        The process is an actor's: Ray may have used it before, so what it holds is cleared first.
+        """
+        if not (self.config or self.constants or self.registered):
+            return ()
+        problems = []
+        for module in self.modules:
+            try:
+                importlib.import_module(module)
+            except Exception as problem:  # skip_unknown would hide it, and use defaults in silence
+                problems.append(f"{module} ({type(problem).__name__}: {problem})")
+        gin.clear_config()
+        for pickled in self.registered:
+            cloudpickle.loads(pickled)
+        for name, value in self.constants:
+            with contextlib.suppress(ValueError):  # the environment's own module defined it
+                gin.constant(name, cloudpickle.loads(value))
+        gin.parse_config(self.config, skip_unknown=True)
+        for key, value in self.bindings:
+            with contextlib.suppress(ValueError):  # of a configurable unknown here
+                gin.bind_parameter(key, cloudpickle.loads(value))
+        return tuple(problems)
+
+    def scoped(self) -> contextlib.AbstractContextManager[Any]:
+        """The scope that was active in the caller."""
+        return gin.config_scope(self.scope or None)  # type: ignore[no-any-return]
+
+
+def scope_only() -> GinState:
+    """For environments in this process, where the configuration is in force already."""
+    return GinState(scope=gin.current_scope_str())
+
+
+def capture() -> GinState:
+    """The configuration that is in force here, in a form that travels.
+
+    A binding that cannot travel is named in a warning, not dropped in silence.
+    """
+    touched = {selector for _, selector in _gin._CONFIG}
+    touched |= {ref.configurable.selector for ref in _references()}
+    configurables = [_gin._REGISTRY[selector] for selector in sorted(touched)]
+    modules = {c.wrapped.__module__ for c in configurables}
+    modules -= {"__main__", "", None} | {m for m in modules if m and m.partition(".")[0] == "gin"}
+
+    lost: list[str] = []
+    registered = [
+        _pickled(c.selector, c.wrapper, lost)
+        for c in configurables
+        if c.wrapped.__module__ == "__main__"
+    ]
+    constants = [
+        (name, _pickled(f"%{name}", value, lost))
+        for name, value in _gin._CONSTANTS.items()
+        if name != "gin.REQUIRED"
+    ]
+    bindings = [
+        (key, _pickled(key, value, lost))
+        for key, value in _bindings()
+        if not _gin._is_literally_representable(value)
+    ]
+    if lost:
+        _log.warning("gin: these do not pickle and are not in force in actors: %s", "; ".join(lost))
+    return GinState(
+        config=gin.config_str(),
+        scope=gin.current_scope_str(),
+        modules=tuple(sorted(modules)),
+        registered=tuple(p for p in registered if p is not None),
+        constants=tuple((name, p) for name, p in constants if p is not None),
+        bindings=tuple((key, p) for key, p in bindings if p is not None),
+    )
+
+
+def _bindings() -> Iterator[tuple[str, Any]]:
+    for (scope, selector), parameters in _gin._CONFIG.items():
+        for name, value in parameters.items():
+            yield f"{scope}/{selector}.{name}" if scope else f"{selector}.{name}", value
+
+
+def _references() -> Iterator[Any]:
+    for reference in _gin.iterate_references(_gin._CONFIG):
+        if isinstance(reference, _gin.ConfigurableReference):
+            yield reference
+
+
+def _pickled(name: str, value: Any, lost: list[str]) -> bytes | None:
+    try:
+        return dumps(value)
+    except Exception as problem:
+        lost.append(f"{name} ({type(problem).__name__}: {problem})")
+        return None
+
+
+# -- pickling -------------------------------------------------------------------------------------
+
+
+def dumps(value: Any) -> bytes:
+    """`cloudpickle.dumps` that also takes what gin has wrapped.
+
+    gin's wrappers close over gin's own locks and tables. They are reduced to what they stand for:
+    the selector and scope of something that an actor can import, or the undecorated function or
+    class of ``__main__`` with the registration to make of it there.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if not (inspect.isfunction(obj) or inspect.isclass(obj)) or _importable(obj):
+            return super().reducer_override(obj)
+        if getattr(obj, "__code__", None) is _WRAPPER_CODE and obj.__name__ in _CONSTRUCTORS:
+            # The constructor of a class that @gin.configurable changed in place: the class itself
+            # is registered anew when it arrives, so its own constructor travels.
+            return _identity, (obj.__wrapped__,)
+        found = _find(obj)
+        if found is None:
+            return super().reducer_override(obj)
+        configurable, scope = found
+        if obj is not configurable.wrapped:
+            importable = _importable(configurable.wrapper)
+            target = configurable.wrapper if importable else configurable.wrapped
+            return _restore, (_Registration.of(configurable), target, scope)
+        reduced = super().reducer_override(obj)
+        in_place = obj is configurable.wrapper
+        return _registering(reduced, _Registration.of(configurable)) if in_place else reduced
+
+
+_CONSTRUCTORS = ("__init__", "__new__")
+
+
+def _importable(obj: Any) -> bool:
+    """Whether another process finds this very object under its name."""
+    if obj.__module__ == "__main__":
+        return False
+    found: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
+@dataclasses.dataclass(frozen=True)
+class _Registration:
+    """What `gin.configurable` or `gin.register` was told."""
+
+    name: str
+    module: str | None
+    allowlist: tuple[str, ...] | None
+    denylist: tuple[str, ...] | None
+    in_place: bool
+
+    @classmethod
+    def of(cls, configurable: Any) -> _Registration:
+        return cls(
+            name=configurable.name,
+            module=configurable.module,
+            allowlist=configurable.allowlist and tuple(configurable.allowlist),
+            denylist=configurable.denylist and tuple(configurable.denylist),
+            in_place=configurable.wrapper is configurable.wrapped,
+        )
+
+    @property
+    def selector(self) -> str:
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+    def make(self, wrapped: Any) -> None:
+        register = gin.configurable if self.in_place else gin.register
+        # Interactive mode: a notebook may have defined it again since this process last saw it.
+        with _gin.interactive_mode():
+            register(
+                self.name, module=self.module, allowlist=self.allowlist, denylist=self.denylist
+            )(wrapped)
+
+
+def _restore(registration: _Registration, target: Any, scope: str) -> Any:
+    """In the actor: the configurable version of `target`, within `scope`."""
+    known = _gin._REGISTRY.get(registration.selector)
+    if known is None or (target is not known.wrapped and target is not known.wrapper):
+        registration.make(target)
+    return gin.get_configurable(f"{scope}/{registration.selector}".lstrip("/"))
+
+
+def _registering(reduced: tuple[Any, ...], registration: _Registration) -> tuple[Any, ...]:
+    """A class's reduction whose last act, after its attributes are set, is to register it."""
+    make, args, state, items, pairs, setter = (*reduced, *(None,) * (6 - len(reduced)))
+    return make, args, (setter, state, registration), items, pairs, _set_state_and_register
+
+
+def _set_state_and_register(cls: Any, packed: tuple[Any, Any, _Registration]) -> Any:
+    setter, state, registration = packed
+    setter(cls, state)
+    registration.make(cls)
+    return cls
+
+
+def _identity(fn: Any) -> Any:
+    return fn
+
+
+def _find(obj: Any) -> tuple[Any, str] | None:
+    """The registered configurable that a function or class is, or wraps, and the scope it adds."""
+    scope: list[str] = []
+    while obj is not None:
+        configurable = _gin._INVERSE_REGISTRY.get(obj)
+        if configurable is not None:
+            return configurable, "/".join(scope)
+        wrapper = obj
+        if inspect.isclass(obj):
+            # gin.register and a scope make a subclass whose metaclass's __call__ is the wrapper.
+            wrapper = vars(type(obj)).get("__call__")
+        code = getattr(wrapper, "__code__", None)
+        if code is _SCOPE_CODE:
+            scope = [*inspect.getclosurevars(wrapper).nonlocals["scope_components"], *scope]
+        elif code is not _WRAPPER_CODE:
+            return None
+        obj = obj.__bases__[0] if inspect.isclass(obj) else obj.__wrapped__
+    return None
+
+
+def _probe() -> None:
+    """A function to wrap, to learn which code gin's two kinds of wrapper run."""
+
+
+_WRAPPER_CODE = _gin._make_gin_wrapper(_probe, _probe, "probe", "probe", None, None).__code__
+_SCOPE_CODE = _gin._decorate_with_scope(
+    _gin.Configurable(_probe, _probe, "probe", "", None, None, None, "probe"), ["scope"]
+).__code__
+
+
+# -- exceptions -----------------------------------------------------------------------------------
+
+_OURS = "envfleet."
+_AUGMENT_CODE = _gin_utils.augment_exception_message_and_reraise.__code__
+
+
+def original(error: BaseException) -> BaseException:
+    """The exception that was raised, where gin replaced it on its way out of a configurable.
+
+    gin 0.5 raises a proxy instead, of a class made on the spot, without ``args`` and ``__cause__``;
+    where it cannot make one (an `ExceptionGroup`) a `TypeError` about gin itself comes out. In both
+    cases the frame of gin's function stands in the traceback and still holds what was raised.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is _AUGMENT_CODE:
+            return original(trace.tb_frame.f_locals["exception"])
+        trace = trace.tb_next
+    return error
+
+
+def within_configurable() -> bool:
+    """Whether this runs inside a configurable of the user's, whose proxy drops a ``__cause__``.
+
+    Our own classes take the proxy off again (`configurable`, below) and do not count.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _WRAPPER_CODE and not frame.f_locals["selector"].startswith(_OURS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def configurable(cls: _Class) -> _Class:
+    """`gin.configurable` for a class whose constructor's exceptions come out as they were raised."""
+    decorated: Any = gin.configurable(cls, module=_OURS.rstrip("."))
+    init: Callable[..., None] = decorated.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+            return
+        except Exception as proxy:
+            error = original(proxy)
+        raise error
+
+    decorated.__init__ = __init__
+    return decorated  # type: ignore[no-any-return]

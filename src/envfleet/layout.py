@@ -1,0 +1,239 @@
+"""How structures of arrays travel: compiled once from the specs, used at every step.
+
+A structure of specs has *leaves*, in `tree`'s order. Leaves of fixed size travel in a *block*: one
+run of bytes in which each leaf holds ``(rows, *shape)`` contiguously, so that one remote call
+carries one buffer and nothing is pickled. Leaves of dtype object (strings) travel beside the block,
+as a list with one entry a row. Both sides compile the same `Layout` from equal specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+
+from envfleet import specs
+from envfleet.errors import EnvFleetError, InvalidAction, SpecMismatch
+
+Array = np.ndarray[Any, Any]
+Buffer = bytes | bytearray | Array
+
+_ALIGNMENT = 16
+
+
+class Leaf(NamedTuple):
+    """One array of a structure: where it stands and what it holds."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Layout:
+    """The leaves of one structure of specs.
+
+    Args:
+      structure: nested dicts, tuples, lists, named tuples or attrs classes of specs.
+      name: what the structure is called in an error ("actions"); empty where its own fields are
+        the names (a time step: "observation['arm']").
+
+    Raises:
+      TypeError: a leaf is not a spec; says where and what was found.
+    """
+
+    def __init__(self, structure: Any, name: str) -> None:
+        self.structure = structure
+        self.name = name
+        self.specs: dict[specs.Path, specs.Spec] = dict(tree.flatten_with_path(structure))
+        self.leaves = [_leaf(path, spec, name) for path, spec in self.specs.items()]
+        self._fixed = [i for i, leaf in enumerate(self.leaves) if not leaf.dtype.hasobject]
+        self._beside = [i for i, leaf in enumerate(self.leaves) if leaf.dtype.hasobject]
+        self._blocks: dict[int, tuple[list[int], int]] = {}
+        self._is_leaf = not tree.is_nested(structure)
+        # A time step of single arrays is the common case: it is its own list of leaves.
+        self._is_flat_tuple = isinstance(structure, tuple) and not any(
+            tree.is_nested(child) for child in structure
+        )
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some leaves travel beside the block."""
+        return bool(self._beside)
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def _offsets(self, rows: int) -> tuple[list[int], int]:
+        """Where each fixed leaf begins in a block of so many rows, and the block's size."""
+        if rows not in self._blocks:
+            offsets, end = [], 0
+            for i in self._fixed:
+                leaf = self.leaves[i]
+                offsets.append(end)
+                size = rows * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+                end += -(-size // _ALIGNMENT) * _ALIGNMENT
+            self._blocks[rows] = offsets, end
+        return self._blocks[rows]
+
+    def nbytes(self, rows: int) -> int:
+        """Size of a block of so many rows, in bytes."""
+        return self._offsets(rows)[1]
+
+    def views(self, block: Buffer, rows: int) -> list[Array]:
+        """The block's fixed leaves, ``(rows, *shape)`` each, sharing its memory."""
+        offsets, size = self._offsets(rows)
+        if len(block) != size:
+            raise EnvFleetError(f"a block of {len(block)} bytes came in, expected {size}")
+        views = []
+        for i, offset in zip(self._fixed, offsets, strict=True):
+            leaf = self.leaves[i]
+            views.append(np.ndarray((rows, *leaf.shape), leaf.dtype, block, offset))
+        return views
+
+    # -- the batch's side: columns are arrays of shape (batch_size, *shape), one per leaf -----------
+
+    def columns(self, values: Any, batch_size: int | None) -> list[Array]:
+        """Checks a batch of actions and gives its leaves as arrays.
+
+        Without a `batch_size` it is one environment's action, and comes out as a batch of one.
+
+        Raises:
+          InvalidAction: wrong structure, leading axis, shape or dtype; says which leaf.
+        """
+        try:
+            flat = self._flatten(values)
+        except SpecMismatch as mismatch:
+            raise InvalidAction(str(mismatch)) from None
+        return [
+            _action(value, batch_size, leaf) for value, leaf in zip(flat, self.leaves, strict=True)
+        ]
+
+    def rows(self, columns: Sequence[Array], start: int, stop: int) -> tuple[bytes, list[Any]]:
+        """Rows of a batch as one block, and per row the leaves that travel beside it."""
+        if len(self._fixed) == 1:
+            data = columns[self._fixed[0]][start:stop].tobytes()
+            block = data.ljust(self.nbytes(stop - start), b"\0")
+        else:
+            buffer = bytearray(self.nbytes(stop - start))
+            for view, i in zip(self.views(buffer, stop - start), self._fixed, strict=True):
+                view[...] = columns[i][start:stop]
+            block = bytes(buffer)
+        objects = [[columns[i][row] for i in self._beside] for row in range(start, stop)]
+        return block, objects if self._beside else []
+
+    def empty(self, batch_size: int) -> list[Array]:
+        """Fresh columns for a batch."""
+        return [np.empty((batch_size, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def fill(
+        self, columns: Sequence[Array], start: int, rows: int, block: Buffer, objects: list[Any]
+    ) -> None:
+        """Copies a block into the columns, from row `start` on."""
+        for view, i in zip(self.views(block, rows), self._fixed, strict=True):
+            columns[i][start : start + rows] = view
+        for j, i in enumerate(self._beside):
+            for row in range(rows):
+                columns[i][start + row] = objects[row][j]
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """Leaves in the structure's own types."""
+        if self._is_leaf:
+            return leaves[0]
+        return tree.unflatten_as(self.structure, leaves)
+
+    # -- the environment's side -------------------------------------------------------------------
+
+    def read(self, views: Sequence[Array], row: int, objects: Sequence[Any]) -> Any:
+        """One row as a structure of its own, writable arrays (numpy scalars where ``shape == ()``)."""
+        leaves: list[Any] = [None] * len(self.leaves)
+        for view, i in zip(views, self._fixed, strict=True):
+            leaves[i] = view[row].copy()
+        for value, i in zip(objects, self._beside, strict=True):
+            leaves[i] = value
+        return self.unflatten(leaves)
+
+    def write(self, views: Sequence[Array], row: int, value: Any) -> list[Any]:
+        """Writes one environment's value into its row; returns what travels beside the block.
+
+        Raises:
+          SpecMismatch: the value does not fit the spec; says which leaf, expected and found.
+        """
+        flat = self._flatten(value)
+        for view, i in zip(views, self._fixed, strict=True):
+            leaf = self.leaves[i]
+            item = flat[i]
+            is_array = isinstance(item, np.ndarray | np.generic)
+            if not is_array or item.dtype != leaf.dtype or item.shape != leaf.shape:
+                item = self._fit(item, leaf)
+            view[row] = item
+        return [self._fit(flat[i], self.leaves[i]) for i in self._beside]
+
+    def _fit(self, value: Any, leaf: Leaf) -> Array:
+        try:
+            return specs.fit(value, leaf.shape, leaf.dtype)
+        except specs.Misfit as misfit:
+            raise SpecMismatch(f"{leaf.path} {misfit} by its spec") from None
+
+    def _flatten(self, value: Any) -> Sequence[Any]:
+        if self._is_leaf:
+            return (value,)
+        if self._is_flat_tuple and isinstance(value, tuple) and len(value) == len(self.leaves):
+            return value
+        try:
+            return tree.flatten_up_to(self.structure, value, check_types=False)  # type: ignore[no-any-return]
+        except (TypeError, ValueError, KeyError) as problem:
+            raise SpecMismatch(self._structure_words(value, problem)) from None
+
+    def _structure_words(self, value: Any, problem: Exception) -> str:
+        found = [_words(path, self.name) for path, _ in tree.flatten_with_path(value)]
+        expected = [leaf.path for leaf in self.leaves]
+        lacks = [path for path in expected if not any(p.startswith(path) for p in found)]
+        beyond = [path for path in found if not any(path.startswith(p) for p in expected)]
+        words = [f"lacks {', '.join(lacks)}"] if lacks else []
+        words += [f"has unexpected {', '.join(beyond)}"] if beyond else []
+        words = words or [str(problem)]
+        name = self.name or "time step"
+        return f"{name} {' and '.join(words)}; expected the leaves {', '.join(expected)}"
+
+
+def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:
+    """No reward and the full discount: what a first time step has, by the specs."""
+    reward = tree.map_structure(lambda spec: np.zeros(spec.shape, spec.dtype), reward_spec)
+    discount = tree.map_structure(lambda spec: np.ones(spec.shape, spec.dtype), discount_spec)
+    return reward, discount
+
+
+def _action(value: Any, batch_size: int | None, leaf: Leaf) -> Array:
+    shape = leaf.shape if batch_size is None else (batch_size, *leaf.shape)
+    if batch_size is not None:
+        length = _length(value)
+        if length != batch_size:
+            axis = "no leading axis" if length is None else f"leading axis {length}"
+            raise InvalidAction(f"{leaf.path} has {axis}, expected batch_size {batch_size}")
+    try:
+        array = specs.fit(value, shape, leaf.dtype)
+    except specs.Misfit as misfit:
+        raise InvalidAction(f"{leaf.path} {misfit}") from None
+    return array if batch_size is not None else array[np.newaxis]
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:  # no sequence, or an array without axes
+        return None
+
+
+def _leaf(path: specs.Path, spec: Any, name: str) -> Leaf:
+    where = _words(path, name)
+    if not isinstance(spec, specs.Spec):
+        raise TypeError(f"{where} is a {type(spec).__name__} ({spec!r}), expected a spec")
+    return Leaf(where, tuple(spec.shape), np.dtype(spec.dtype))
+
+
+def _words(path: specs.Path, name: str) -> str:
+    """A leaf's path as one would write it: ``actions['arm'][0]``."""
+    if not name and path:
+        name, path = str(path[0]), path[1:]
+    return name + "".join(f"[{part!r}]" for part in path)

@@ -1,0 +1,302 @@
+"""ActorPyEnvironment: one environment that lives elsewhere; and a handle on one of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from envfleet import gin_state
+from envfleet.actor import MethodOf
+from envfleet.fleet import Fleet, deadlines
+from envfleet.seeding import Seeds
+
+_T = TypeVar("_T")
+
+_OWN_METHODS = ("reset", "step", "close", "seed", "set_state")
+"""Methods of an environment that change its episode: by `call` they would pass by its record."""
+
+
+class Specs:
+    """The specs of a fleet's environments, which are alike."""
+
+    _fleet: Fleet
+
+    def time_step_spec(self) -> Any:
+        """A time step whose leaves are specs, without a batch axis, in the environment's types."""
+        self._fleet.check_open("time_step_spec")
+        return self._fleet.time_step_layout.structure
+
+    def observation_spec(self) -> Any:
+        """Spec of one environment's observation."""
+        return self.time_step_spec().observation
+
+    def reward_spec(self) -> Any:
+        """Spec of one environment's reward."""
+        return self.time_step_spec().reward
+
+    def discount_spec(self) -> Any:
+        """Spec of one environment's discount."""
+        return self.time_step_spec().discount
+
+    def action_spec(self) -> Any:
+        """Spec of one environment's action."""
+        self._fleet.check_open("action_spec")
+        return self._fleet.action_layout.structure
+
+
+class Closing:
+    """The end of a fleet, by `close` or at the end of a ``with`` block."""
+
+    _fleet: Fleet
+
+    def close(self) -> None:
+        """Closes the environments, then ends their actors. Twice is fine.
+
+        Raises:
+          Exception: what an environment raised in its ``close`` (or `ActorDied`, or `EnvTimeout`
+            after ``close_timeout``), when everything has been ended.
+        """
+        self._fleet.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as problem:
+            if error is None:
+                raise
+            # The error that is on its way is the one to see; this one is not lost.
+            error.add_note(f"and then closing failed: {type(problem).__name__}: {problem}")
+
+
+class Promise(Generic[_T]):
+    """What an asynchronous call gives. Calling it waits for the value, or raises; again too."""
+
+    def __init__(self, resolve: Callable[[], _T]) -> None:
+        self._resolve: Callable[[], _T] | None = resolve
+        self._value: _T
+        self._error: BaseException | None = None
+
+    def __call__(self) -> _T:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def wait(self) -> None:
+        """Waits without raising what the call raised."""
+        if self._resolve is not None:
+            try:
+                self._value = self._resolve()
+            except Exception as error:
+                self._error = error
+            self._resolve = None
+
+
+class EnvHandle(Specs):
+    """One environment of a batch: its attributes, methods and specs.
+
+    A public attribute that is not found here is read from the environment, through its wrappers; a
+    method comes back as a function that calls it there and waits. Private names never travel by
+    themselves; `access` reads them.
+    """
+
+    def __init__(self, fleet: Fleet, env_id: int) -> None:
+        self._fleet = fleet
+        self._env_id = env_id
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Promise[Any]:
+        """Calls a method of the environment; gives a promise of its result."""
+        check_callable(name)
+        return self._post("call", name, args, kwargs)
+
+    def access(self, name: str) -> Any:
+        """An attribute of the environment, private ones too.
+
+        Raises:
+          AttributeError: there is none of that name.
+        """
+        return self._post("access", name)()
+
+    def __getattr__(self, name: str) -> Any:
+        # Pickling, copying and notebooks ask for dunder names: they are answered here.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if not self._fleet.started:
+            raise AttributeError(f"{name!r}: the environment is not there before start()")
+        value = self._post("get_attr", name)()
+        if is_method(value):
+            return lambda *args, **kwargs: self.call(name, *args, **kwargs)()
+        return value
+
+    def _post(self, operation: str, *arguments: Any) -> Promise[Any]:
+        values = self._fleet.post(operation, {self._env_id: arguments})
+        return Promise(lambda: values()[0])
+
+
+@gin_state.configurable
+class ActorPyEnvironment(EnvHandle, Closing):
+    """One environment in an actor of its own.
+
+    The drop-in for TF-Agents' `ProcessPyEnvironment`. Actions and time steps have no batch axis. As
+    in a batch, a `step` resets where the episode has ended, and its action is ignored; after a
+    failure `step` refuses until `reset`, which rebuilds the environment.
+
+    Args:
+      env_constructor: a callable without arguments that returns the environment.
+      flatten: accepted for TF-Agents' sake. Leaves travel without their structure either way.
+      actor_options, ray_init, backend, seed, start_timeout, reset_timeout, step_timeout,
+        call_timeout, close_timeout: as for `ParallelPyEnvironment`.
+
+    Raises:
+      TypeError: an environment in place of a constructor, or a constructor that does not pickle.
+    """
+
+    def __init__(
+        self,
+        env_constructor: Callable[[], Any],
+        flatten: bool = False,
+        *,
+        actor_options: Mapping[str, Any] | None = None,
+        ray_init: Mapping[str, Any] | None = None,
+        backend: str = "ray",
+        seed: int | None = None,
+        start_timeout: float | None = 120.0,
+        reset_timeout: float | None = None,
+        step_timeout: float | None = None,
+        call_timeout: float | None = None,
+        close_timeout: float | None = 5.0,
+    ) -> None:
+        check_constructor(env_constructor, "env_constructor")
+        self._moving: Promise[Any] | None = None
+        fleet = Fleet(
+            [env_constructor],
+            backend=backend,
+            ray_init=ray_init,
+            actor_options=[actor_options or {}],
+            envs_per_actor=1,
+            seeds=None if seed is None else Seeds(seed, 1),
+            deadlines=deadlines(
+                start=start_timeout,
+                reset=reset_timeout,
+                step=step_timeout,
+                call=call_timeout,
+                close=close_timeout,
+            ),
+        )
+        super().__init__(fleet, env_id=0)
+
+    def start(self, wait_to_start: bool = True) -> None:
+        """Starts the actor and builds the environment in it; again is fine.
+
+        Raises:
+          FleetStartError: it was not ready within ``start_timeout``.
+          Exception: what the constructor raised.
+        """
+        self._fleet.post_start()
+        if wait_to_start:
+            self.wait_start()
+
+    def wait_start(self) -> None:
+        """Waits for a `start` that did not; raises as `start` does."""
+        self._fleet.wait_start()
+
+    def reset(self, blocking: bool = True) -> Any:
+        """Resets the environment, and rebuilds it if it has failed.
+
+        Returns:
+          Its first time step, or a `Promise` of it.
+        """
+        self._wait_moving()
+        self._fleet.check_open("reset")
+        return self._advance(self._fleet.post_reset([0]), blocking)
+
+    def step(self, action: Any, blocking: bool = True) -> Any:
+        """Steps the environment; resets it, without the action, if its episode has ended.
+
+        Args:
+          action: a structure like `action_spec()`.
+          blocking: whether to wait.
+
+        Returns:
+          Its time step, leaves of shape `spec.shape`, or a `Promise` of it. One step is on its way
+          at a time: another one first waits for it.
+
+        Raises:
+          InvalidAction: the action does not fit; the environment has not moved.
+          ResetNeeded: the environment failed before, and there was no `reset` since.
+          Exception: what the environment raised, or `ActorDied`, or `EnvTimeout`. A `Promise`
+            raises it when it is called.
+        """
+        self._wait_moving()
+        self._fleet.check_ready("step")
+        layout = self._fleet.action_layout
+        rows = layout.rows(layout.columns(action, None), 0, 1)
+        return self._advance(self._fleet.post_advance("step", {0: rows}), blocking)
+
+    def current_time_step(self) -> Any:
+        """The time step that the environment is at.
+
+        Raises:
+          ResetNeeded: there is none: before the first `reset` or `step`, or after a failure.
+        """
+        self._wait_moving()
+        self._fleet.check_ready("current_time_step")
+        return self._time_step()
+
+    def close(self) -> None:
+        self._wait_moving()
+        super().close()
+
+    def _advance(self, resolve: Callable[[], None], blocking: bool) -> Any:
+        def time_step() -> Any:
+            resolve()
+            return self._time_step()
+
+        if blocking:
+            return time_step()
+        self._moving = Promise(time_step)
+        return self._moving
+
+    def _wait_moving(self) -> None:
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            moving.wait()
+
+    def _time_step(self) -> Any:
+        columns = self._fleet.columns()
+        return self._fleet.time_step_layout.unflatten([column[0] for column in columns])
+
+
+def check_constructor(constructor: Any, where: str) -> None:
+    """Raises `TypeError` for what is no constructor, above all for an environment."""
+    is_instance = not isinstance(constructor, type) and all(
+        hasattr(constructor, name) for name in ("reset", "step")
+    )
+    if is_instance or not callable(constructor):
+        raise TypeError(
+            f"{where} is {'an environment' if is_instance else 'not callable'} "
+            f"({type(constructor).__qualname__}): expected a non-called constructor, since "
+            "environments are built in their actors (in gin, @make_env and not @make_env())"
+        )
+
+
+def check_callable(name: str) -> None:
+    """Raises `ValueError` for a method whose call has to pass through the record of episodes."""
+    if name in _OWN_METHODS:
+        raise ValueError(
+            f"call({name!r}) would pass by the record of episodes: use {name}() itself"
+        )
+
+
+def is_method(value: Any) -> bool:
+    """Whether what an environment gave for an attribute stands for a method of its own."""
+    return isinstance(value, MethodOf)
