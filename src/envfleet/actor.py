@@ -112,7 +112,7 @@ class EnvActor:
         seeds: Sequence[int | None],
         gin: gin_state.GinState,
     ) -> list[Result | EnvFailure]:
-        """Builds the environments of some rows, each a `Built`; what stood there is closed first."""
+        """Builds the environments of some rows, each a `Built`; closes what stood there."""
         return [
             self._outcome(row, "construct", self._build, row, constructor, seed, gin)
             for row, constructor, seed in zip(rows, constructors, seeds, strict=True)

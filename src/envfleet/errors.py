@@ -1,9 +1,9 @@
 """What can go wrong, and the record of it.
 
     EnvFleetError
-    ├─ SpecMismatch (ValueError)    environments of one batch differ, or a value does not fit its spec
+    ├─ SpecMismatch (ValueError)    environments of a batch differ, or a value and its spec
     ├─ InvalidAction (ValueError)   actions of the wrong structure, leading axis, shape or dtype
-    ├─ ResetNeeded (RuntimeError)   step() after a failure, before the reset() that rebuilds what failed
+    ├─ ResetNeeded (RuntimeError)   step() after a failure and before the next reset()
     ├─ RemoteEnvError               the environment raised what cannot be raised here as it is
     ├─ ActorDied                    an environment's process died
     ├─ EnvTimeout (TimeoutError)    environments passed their deadline

@@ -257,8 +257,11 @@ class Fleet:
         """Says how far a start is; whether to stop waiting, as a constructor has failed already."""
         _log.warning(
             "%d of %d actors started after %.0f s; waiting for %s",
-            len(self.env_ids) - len(pending), len(self.env_ids), waited, self._names(pending),
-        )  # fmt: skip
+            len(self.env_ids) - len(pending),
+            len(self.env_ids),
+            waited,
+            self._names(pending),
+        )
         return any(
             isinstance(outcome, Died) or any(isinstance(one, EnvFailure) for one in outcome)
             for outcome in outcomes
@@ -413,14 +416,13 @@ class Fleet:
 
     def timings(self) -> list[tuple[int, float]]:
         """Per environment: how many resets and steps, and the seconds spent in them."""
-        alive = [a for a, channel in enumerate(self._channels) if channel is not None]
-        outcomes = self._receive(self._send("timings", {a: () for a in alive}), "call")
-        unknown = [(0, 0.0)]
-        return [
-            timing
-            for a, ids in enumerate(self.env_ids)
-            for timing in (outcomes[a] if isinstance(outcomes.get(a), list) else unknown * len(ids))
-        ]
+        self.check_ready("stats")
+        calls = self._send("timings", dict.fromkeys(range(len(self.env_ids)), ()))
+        outcomes = self._receive(calls, "call")
+        for outcome in outcomes.values():
+            if isinstance(outcome, _Lost):
+                self._fail(outcome.failures.values())
+        return [timing for outcome in outcomes.values() for timing in outcome]
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -569,8 +571,12 @@ class Fleet:
     def _long_call_news(self, waited: float, pending: Iterable[int], phase: str) -> None:
         _log.warning(
             "%s of %d have been in %s for %.0f s (a %s_timeout would end that)",
-            self._names(pending), self.num_envs, _DOING[phase], waited, phase,
-        )  # fmt: skip
+            self._names(pending),
+            self.num_envs,
+            _DOING[phase],
+            waited,
+            phase,
+        )
 
     def _keep(self, outcomes: Mapping[int, Any], method: str) -> list[EnvFailure]:
         """Keeps the time steps that a reset or a step gave; gives the failures."""
@@ -610,8 +616,8 @@ class Fleet:
         whose = "its" if len(ids) == 1 else "their"
         steps = f" {self._episode_steps[ids[0]]} steps into the episode" if phase == "step" else ""
         return ActorDied(
-            f"{self._names([a])} of {self.num_envs}: {whose} process died in {_DOING[phase]}{steps} "
-            f"(pid {pid}, node {node}): {words}"
+            f"{self._names([a])} of {self.num_envs}: {whose} process died in "
+            f"{_DOING[phase]}{steps} (pid {pid}, node {node}): {words}"
         )
 
     def _lost(self, a: int, channel: channels.Channel, error: EnvFleetError, phase: str) -> _Lost:
@@ -619,11 +625,15 @@ class Fleet:
         pid, node = self._where[a]
         failures = {
             i: errors.record(
-                error, index=i, phase="construct" if phase == "start" else phase, pid=pid, node=node,
+                error,
+                index=i,
+                phase="construct" if phase == "start" else phase,
+                pid=pid,
+                node=node,
                 episode_step=int(self._episode_steps[i]),
             )
             for i in self.env_ids[a]
-        }  # fmt: skip
+        }
         channel.kill()
         if channel is self._channels[a]:
             self._channels[a] = None

@@ -93,7 +93,7 @@ def capture() -> GinState:
     touched |= {ref.configurable.selector for ref in _references()}
     configurables = [_gin._REGISTRY[selector] for selector in sorted(touched)]
     modules = {c.wrapped.__module__ for c in configurables}
-    modules -= {"__main__", "", None} | {m for m in modules if m and m.partition(".")[0] == "gin"}
+    modules = {m for m in modules if m and m != "__main__" and m.partition(".")[0] != "gin"}
 
     lost: list[str] = []
     registered = [
@@ -162,10 +162,11 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if not (inspect.isfunction(obj) or inspect.isclass(obj)) or _importable(obj):
             return super().reducer_override(obj)
-        if getattr(obj, "__code__", None) is _WRAPPER_CODE and obj.__name__ in _CONSTRUCTORS:
+        code = getattr(obj, "__code__", None)
+        if code is _WRAPPER_CODE and obj.__name__ in _CONSTRUCTORS:
             # The constructor of a class that @gin.configurable changed in place: the class itself
             # is registered anew when it arrives, so its own constructor travels.
-            return _identity, (obj.__wrapped__,)
+            return _identity, (vars(obj)["__wrapped__"],)
         found = _find(obj)
         if found is None:
             return super().reducer_override(obj)
@@ -235,7 +236,7 @@ def _restore(registration: _Registration, target: Any, scope: str) -> Any:
 
 def _registering(reduced: tuple[Any, ...], registration: _Registration) -> tuple[Any, ...]:
     """A class's reduction whose last act, after its attributes are set, is to register it."""
-    make, args, state, items, pairs, setter = (*reduced, *(None,) * (6 - len(reduced)))
+    make, args, state, items, pairs, setter = reduced  # cloudpickle's way for a dynamic class
     return make, args, (setter, state, registration), items, pairs, _set_state_and_register
 
 
@@ -318,7 +319,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def configurable(cls: _Class) -> _Class:
-    """`gin.configurable` for a class whose constructor's exceptions come out as they were raised."""
+    """`gin.configurable` for a class, whose constructor's exceptions come out as they were."""
     decorated: Any = gin.configurable(cls, module=_OURS.rstrip("."))
     init: Callable[..., None] = decorated.__init__
 

@@ -91,7 +91,7 @@ class Layout:
             views.append(np.ndarray((rows, *leaf.shape), leaf.dtype, block, offset))
         return views
 
-    # -- the batch's side: columns are arrays of shape (batch_size, *shape), one per leaf -----------
+    # -- the batch's side: columns are arrays of shape (batch_size, *shape), one per leaf ---------
 
     def columns(self, values: Any, batch_size: int | None) -> list[Array]:
         """Checks a batch of actions and gives its leaves as arrays.
@@ -145,7 +145,7 @@ class Layout:
     # -- the environment's side -------------------------------------------------------------------
 
     def read(self, views: Sequence[Array], row: int, objects: Sequence[Any]) -> Any:
-        """One row as a structure of its own, writable arrays (numpy scalars where ``shape == ()``)."""
+        """One row as a structure of its own: writable arrays, numpy scalars for shape ``()``."""
         leaves: list[Any] = [None] * len(self.leaves)
         for view, i in zip(views, self._fixed, strict=True):
             leaves[i] = view[row].copy()

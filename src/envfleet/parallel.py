@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,29 @@ from envfleet.seeding import Seeds
 from envfleet.single import Closing, EnvHandle, Specs, check_callable, check_constructor, is_method
 
 
+class Stats(NamedTuple):
+    """Where a batch's time went.
+
+    Attributes:
+      num_calls: per environment, resets and steps since it was last built.
+      env_seconds: per environment, seconds that it spent in them.
+      waited: seconds that the caller waited for actors, the start included.
+    """
+
+    num_calls: list[int]
+    env_seconds: list[float]
+    waited: float
+
+
 @gin_state.configurable
 class ParallelPyEnvironment(Specs, Closing):
     """Environments in Ray actors, stepped as one batch.
 
     The drop-in for TF-Agents' class of that name. Leaves of actions and of time steps have shape
     ``(batch_size, *spec.shape)``; specs never have the batch axis. Time steps have the type that
-    the environments speak: TF-Agents' own, or `dm_env.TimeStep`. An environment whose last time step
-    was LAST is reset by the next `step`, and its action ignored; so are all of them at the first
-    `step`. Not for use from several threads at once.
+    the environments speak: TF-Agents' own, or `dm_env.TimeStep`. An environment whose last time
+    step was LAST is reset by the next `step`, and its action ignored; so are all of them at the
+    first `step`. Not for use from several threads at once.
 
     Args:
       env_constructors: a callable without arguments for each environment, or one callable together
@@ -80,6 +94,7 @@ class ParallelPyEnvironment(Specs, Closing):
         call_timeout: float | None = None,
         close_timeout: float | None = 5.0,
     ) -> None:
+        del flatten
         constructors = _checked_constructors(env_constructors, num_envs)
         self._start_serially = start_serially
         self._blocking = blocking
@@ -180,6 +195,15 @@ class ParallelPyEnvironment(Specs, Closing):
         """
         self._fleet.check_ready("current_time_step")
         return self._fleet.time_step_layout.unflatten(self._fleet.columns())
+
+    def stats(self) -> Stats:
+        """Where the time went so far, in seconds."""
+        timings = self._fleet.timings()
+        return Stats(
+            num_calls=[calls for calls, _ in timings],
+            env_seconds=[seconds for _, seconds in timings],
+            waited=self._fleet.waited,
+        )
 
     # -- between steps -----------------------------------------------------------------------------
 

@@ -175,6 +175,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         call_timeout: float | None = None,
         close_timeout: float | None = 5.0,
     ) -> None:
+        del flatten
         check_constructor(env_constructor, "env_constructor")
         self._moving: Promise[Any] | None = None
         fleet = Fleet(

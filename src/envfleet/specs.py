@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-
 Path = tuple[str | int, ...]
 """Keys, fields and indices from the top of a structure to a leaf."""
 
@@ -56,7 +55,7 @@ def _leaf_differences(expected: Spec, found: Spec) -> list[str]:
         return words  # bounds of another shape or dtype cannot be compared
     for field in ("minimum", "maximum"):
         mine, theirs = _bound(found, field), _bound(expected, field)
-        if not np.array_equal(*np.broadcast_arrays(mine, theirs)):
+        if not np.all(mine == theirs):
             words.append(f"{field} {mine} against {theirs}")
     return words
 

@@ -54,7 +54,7 @@ class Backend(Protocol):
         ...
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
-        """What actors with these options ask for, and what there is: words for a start that fails."""
+        """Words for a start that fails: what such actors ask for, and what there is."""
         ...
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ class LocalBackend:
     """Opens `LocalChannel`s; `actor_options` mean nothing here and are ignored."""
 
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> LocalChannel:
+        del options
         return LocalChannel(env_ids)
 
     def settle(self, calls: Sequence[_Done], timeout: float | None) -> list[Any]:
@@ -54,6 +55,7 @@ class LocalBackend:
         ]
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
+        del options
         return "environments are built in this process, one after another"
 
     def close(self) -> None:

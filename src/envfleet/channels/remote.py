@@ -6,6 +6,7 @@ What was learnt of Ray 2.60 stands here, each as a comment where it is used.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ _REFUSED = {
 _DEFAULTS = {
     # Without a strategy Ray piles actors on one node until it is full.
     "scheduling_strategy": "SPREAD",
-    # Ray records every call for its dashboard; a step a millisecond is too many, and a tenth slower.
+    # Ray records every call for its dashboard: too many of them, and a tenth slower.
     "enable_task_events": False,
 }
 
@@ -76,10 +77,8 @@ class RayChannel:
     def kill(self) -> None:
         if not ray.is_initialized():
             return  # or `ray.kill` would start a new Ray
-        try:
+        with contextlib.suppress(Exception):  # not known any more: gone, which is what was wanted
             ray.kill(self._handle, no_restart=True)
-        except Exception:  # not known any more: it is gone, which is what was wanted
-            pass
 
 
 class RayBackend:
