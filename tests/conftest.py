@@ -8,6 +8,10 @@ import time
 # Before Ray is imported: no token file in the home directory, no statistics.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Workers import what the tests define (faults.py) from here.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import functools
 from collections.abc import Callable, Iterator

@@ -80,22 +80,24 @@ class EnvActor:
 
     Args:
       env_ids: index in the batch of each hosted environment.
+      node: words for where this runs; the host's name if not given.
       in_process: whether this runs in the caller's process, where values need not be pickled and
         an interrupt is the user's own.
     """
 
-    def __init__(self, env_ids: Sequence[int], in_process: bool = False) -> None:
+    def __init__(
+        self, env_ids: Sequence[int], node: str | None = None, in_process: bool = False
+    ) -> None:
         self._env_ids = list(env_ids)
         self._slots = [_Slot() for _ in self._env_ids]
         self._in_process = in_process
-        self._node = platform.node()
+        self._node = node or platform.node()
         self._layout: Layout | None = None
         self._action_layout: Layout | None = None
         self._block = np.empty(0, np.uint8)
         self._views: list[np.ndarray[Any, Any]] = []
 
     def __repr__(self) -> str:
-        """Ray puts this before every line that an environment prints."""
         ids = ", ".join(map(str, self._env_ids))
         return f"env {ids}" if len(self._env_ids) == 1 else f"envs {ids}"
 
@@ -231,6 +233,13 @@ class EnvActor:
     def timings(self) -> list[tuple[int, float]]:
         """Per environment: how many steps and resets, and the seconds spent in them."""
         return [(slot.calls, slot.seconds) for slot in self._slots]
+
+    def close(self) -> None:
+        """Closes every environment; what they raise is dropped, for nobody waits for it."""
+        for row, slot in enumerate(self._slots):
+            environment, slot.environment = slot.environment, None
+            if environment is not None:
+                self._outcome(row, "close", environment.close)
 
     # -- capture -----------------------------------------------------------------------------------
 

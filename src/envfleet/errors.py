@@ -27,7 +27,8 @@ from types import TracebackType
 
 import cloudpickle
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = Path(__file__).parent
+_OWN_FILES = {str(_PACKAGE / "actor.py"), *map(str, (_PACKAGE / "environments").glob("*.py"))}
 
 
 class EnvFleetError(Exception):
@@ -266,6 +267,6 @@ def _format(error: BaseException) -> str:
 def skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Drops envfleet's own leading frames, so that the text begins in the user's code."""
     first = trace
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
         trace = trace.tb_next
     return trace if trace is not None else first

@@ -44,8 +44,8 @@ class ProbeEnv(dm_env.Environment):  # type: ignore[misc]
 
     Observation: a dict of int64 scalars: ``env`` (its id), ``episode`` and ``step`` (from 0),
     ``action`` (the last one, -1 in a first time step), ``seed`` (-1 without), and ``image``, a
-    float32 array of shape (2, 3) filled with the id. Episodes have ``episode_length`` steps and end by turns in a
-    termination and a truncation. The reward is the step's number.
+    float32 array of shape (2, 3) filled with the id. Episodes have ``episode_length``
+    steps and end by turns in a termination and a truncation. The reward is the step's number.
     """
 
     def __init__(self, env_id: int = 0, episode_length: int = 3) -> None:
@@ -330,7 +330,7 @@ class ProbeOracle:
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """The given environments were reset."""
-        which = self.ids if env_ids is None else np.asarray(env_ids)
+        which = self.ids if env_ids is None else np.asarray(env_ids, int)
         self.episode[which] += 1
         self.at[which] = 0
         self.action[which] = -1

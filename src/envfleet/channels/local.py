@@ -23,7 +23,6 @@ class LocalChannel:
     """An `EnvActor` that is called directly."""
 
     def __init__(self, env_ids: Sequence[int]) -> None:
-        self._num_envs = len(env_ids)
         self._actor: EnvActor | None = EnvActor(env_ids, in_process=True)
 
     def post(self, method: str, *args: Any) -> _Done:
@@ -37,8 +36,7 @@ class LocalChannel:
         """Closes what the actor hosts: there is no process whose end would do it."""
         actor, self._actor = self._actor, None
         if actor is not None:
-            rows = range(self._num_envs)
-            actor.operate("close", rows, [()] * self._num_envs)
+            actor.close()
 
 
 class LocalBackend:

@@ -35,21 +35,44 @@ _DEFAULTS = {
 }
 
 
-class RayEnvActor(EnvActor):
-    """An `EnvActor` that knows its node, and closes its environments when its handle is dropped."""
+class RayEnvActor:
+    """An `EnvActor` as a Ray actor.
+
+    It holds one instead of being one: Ray wraps every method of an actor's class in its tracing,
+    private ones too, which would cost time at every step and show in every traceback.
+    """
 
     def __init__(self, env_ids: Sequence[int]) -> None:
-        super().__init__(env_ids)
-        context = ray.get_runtime_context()
-        self._node = f"{ray.util.get_node_ip_address()} {context.get_node_id()[:8]}"
+        node_id = ray.get_runtime_context().get_node_id()
+        node = f"{ray.util.get_node_ip_address()} {node_id[:8]}"
+        self._actor = EnvActor(env_ids, node=node)
+
+    def __repr__(self) -> str:
+        """Ray puts this before every line that an environment prints."""
+        return repr(self._actor)
+
+    def hello(self) -> Any:
+        return self._actor.hello()
+
+    def build(self, *args: Any) -> Any:
+        return self._actor.build(*args)
+
+    def reset(self, *args: Any) -> Any:
+        return self._actor.reset(*args)
+
+    def step(self, *args: Any) -> Any:
+        return self._actor.step(*args)
+
+    def operate(self, *args: Any) -> Any:
+        return self._actor.operate(*args)
+
+    def timings(self) -> Any:
+        return self._actor.timings()
 
     def __ray_shutdown__(self) -> None:
         """Ray's hook for an actor that nobody holds any more (not for a kill)."""
-        rows = range(len(self._env_ids))
-        self.operate("close", rows, [_NO_ARGUMENTS] * len(rows))
+        self._actor.close()
 
-
-_NO_ARGUMENTS = ray.cloudpickle.dumps(())
 
 # Not an `@ray.remote` on the class: the class stays importable, so it travels by reference.
 _REMOTE = ray.remote(RayEnvActor)

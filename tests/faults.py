@@ -1,0 +1,110 @@
+"""What can go wrong in an environment: importable, so that actors find it too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class TwoArguments(Exception):
+    """The commonest custom exception: what it passes on is not what its __init__ takes."""
+
+    def __init__(self, joint: str, torque: float) -> None:
+        super().__init__(f"{joint} at {torque}")
+        self.joint, self.torque = joint, torque
+
+
+class HoldsALock(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+class ReduceRaises(Exception):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickling")
+
+
+def key_error() -> None:
+    raise KeyError("arm")
+
+
+def file_not_found() -> None:
+    raise FileNotFoundError(2, "x", "y")
+
+
+def two_arguments() -> None:
+    raise TwoArguments("elbow", 2.5)
+
+
+def holds_a_lock() -> None:
+    raise HoldsALock
+
+
+def reduce_raises() -> None:
+    raise ReduceRaises("reduced")
+
+
+def exception_group() -> None:
+    raise ExceptionGroup("several", [KeyError("arm"), ValueError("leg")])
+
+
+def chained() -> None:
+    try:
+        raise ZeroDivisionError("inner")
+    except ZeroDivisionError as error:
+        raise KeyError("arm") from error
+
+
+def stop_iteration() -> None:
+    raise StopIteration("enough")
+
+
+def system_exit() -> None:
+    raise SystemExit(3)
+
+
+def keyboard_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def unpicklable_result() -> Any:
+    return threading.Lock()
+
+
+def exit_at_once() -> None:
+    os._exit(3)
+
+
+def sigkill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sigsegv() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang() -> None:
+    time.sleep(1000)
+
+
+class Constructor:
+    """Of a `FaultyEnv`; where the phase is `pickling`, it goes wrong on its way already."""
+
+    def __init__(self, fault: Callable[[], Any], phase: str, **kwargs: Any) -> None:
+        self.fault, self.phase, self.kwargs = fault, phase, kwargs
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.phase == "pickling":
+            self.fault()
+            return {"result": threading.Lock()}
+        return self.__dict__
+
+    def __call__(self) -> Any:
+        from envfleet.testing import FaultyEnv
+
+        return FaultyEnv(self.fault, self.phase, **self.kwargs)
