@@ -87,7 +87,6 @@ class _Build(NamedTuple):
 
     env_ids: dict[int, Sequence[int]]
     calls: dict[int, _Sent]
-    hellos: dict[int, channels.Call]
     built: dict[int, Built]
 
 
@@ -141,7 +140,7 @@ class Fleet:
             for env_id, constructor in enumerate(constructors)
         ]
         self._channels: list[channels.Channel | None] = [None] * len(self.env_ids)
-        self._where: list[tuple[int | None, str | None]] = [(None, None)] * len(self.env_ids)
+        self._hellos: dict[int, channels.Call] = {}
         self._last: list[Reply | None] = [None] * len(self.env_ids)
         self._episode_steps = np.zeros(self.num_envs, np.int64)
         self._failed: dict[int, EnvFailure] = {}
@@ -205,13 +204,11 @@ class Fleet:
     def _post_build(self, env_ids: Mapping[int, Sequence[int]]) -> _Build:
         """Sends the constructors on their way, to a new actor where there is none."""
         assert self._backend is not None
-        hellos = {}
         for a in env_ids:
             if self._channels[a] is None:
                 channel = self._backend.open(self.env_ids[a], self._options[a])
                 self._channels[a] = channel
-                self._where[a] = (None, None)
-                hellos[a] = channel.post("hello")
+                self._hellos[a] = channel.post("hello")
         arguments = {
             a: (
                 [i - self.env_ids[a][0] for i in ids],
@@ -221,7 +218,7 @@ class Fleet:
             )
             for a, ids in env_ids.items()
         }
-        return _Build(dict(env_ids), self._send("build", arguments), hellos, {})
+        return _Build(dict(env_ids), self._send("build", arguments), {})
 
     def _finish_build(self, build: _Build, starting: bool) -> dict[int, Built]:
         """Waits for environments to be built; by env_id what they told of themselves."""
@@ -230,17 +227,13 @@ class Fleet:
         assert self._backend is not None
         outcomes = self._receive(build.calls, "start", self._start_news if starting else None)
         late = [a for a, outcome in outcomes.items() if isinstance(outcome, Late)]
-        for a, hello in build.hellos.items():
-            (answer,) = self._backend.settle([hello], 0 if a in late else None)
-            if isinstance(answer, tuple):
-                self._where[a] = answer
         results: dict[int, Result | EnvFailure] = {}
         for a, ids in build.env_ids.items():
             if a not in late:
                 results |= self._results(ids, outcomes[a])
         self._fail(results.values())
         if late:
-            alive = sum(self._where[a][0] is not None for a in late)
+            alive = sum(self._place(a)[0] is not None for a in late)
             raise FleetStartError(
                 f"{len(self.env_ids) - len(late)} of {len(self.env_ids)} actors started in "
                 f"{self._deadlines['start']} s; of the other {len(late)}, {alive} run and are in "
@@ -612,7 +605,7 @@ class Fleet:
     # -- failures ----------------------------------------------------------------------------------
 
     def _died(self, a: int, words: object, phase: str) -> ActorDied:
-        ids, (pid, node) = self.env_ids[a], self._where[a]
+        ids, (pid, node) = self.env_ids[a], self._place(a)
         whose = "its" if len(ids) == 1 else "their"
         steps = f" {self._episode_steps[ids[0]]} steps into the episode" if phase == "step" else ""
         return ActorDied(
@@ -622,7 +615,7 @@ class Fleet:
 
     def _lost(self, a: int, channel: channels.Channel, error: EnvFleetError, phase: str) -> _Lost:
         """Ends an actor that died or is late, unless another has taken its place already."""
-        pid, node = self._where[a]
+        pid, node = self._place(a)
         failures = {
             i: errors.record(
                 error,
@@ -658,6 +651,12 @@ class Fleet:
                 # gin's proxy has no __cause__, but it shows notes.
                 error.add_note(f"remote traceback:\n{failures[0].traceback.rstrip()}")
             raise error
+
+    def _place(self, a: int) -> tuple[int | None, str | None]:
+        """Process id and node of an actor, as far as it has told them."""
+        assert self._backend is not None
+        (answer,) = self._backend.settle([self._hellos[a]], 0)
+        return answer if isinstance(answer, tuple) else (None, None)
 
     # -- names -------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import inspect
 import io
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -160,6 +161,10 @@ def dumps(value: Any) -> bytes:
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            # cloudpickle drops the file's name, and a remote traceback needs it.
+            make, args = self.dispatch_table[types.CodeType](obj)
+            return make, tuple(obj.co_filename if a == "<dynamic-code>" else a for a in args)
         if not (inspect.isfunction(obj) or inspect.isclass(obj)) or _importable(obj):
             return super().reducer_override(obj)
         code = getattr(obj, "__code__", None)

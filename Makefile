@@ -1,0 +1,88 @@
+# Every target makes the virtual environment that it needs: Python >= 3.11, make and git are enough.
+#
+#   make test PYTHON=python3.12 VENV=.venv-312     another Python, beside the first
+#   make test TEST_ARGS="-x -k timeout"            arguments for pytest
+#   make demo DEMO_ARGS="--steps 200"              arguments for the demo
+
+PYTHON ?= python3
+PYTHON311 ?= python3.11
+VENV ?= .venv
+VENV_TF ?= .venv-tf
+
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+# What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
+TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
+TF_TESTS ?= tests/test_tf_agents.py tests/test_layout.py tests/test_specs.py tests/test_parallel.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench test-tf
+.NOTPARALLEL:  # two pips in one environment would get in each other's way
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/.examples  ## 8 CartPoles in 8 actors under a random policy, and where the time went
+	$(VENV)/bin/python examples/cartpole.py $(DEMO_ARGS)
+
+test: $(VENV)/.dev  ## the tests, without those that need TF-Agents
+	$(VENV)/bin/python -m pytest $(TEST_ARGS)
+
+lint: $(VENV)/.dev  ## ruff (format and rules) and mypy; changes nothing
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.dev  ## what a step costs, against a bare Ray actor call
+	$(VENV)/bin/python benchmarks/overhead.py $(BENCH_ARGS)
+
+test-tf: $(VENV_TF)/.tf  ## the tests beside TensorFlow and TF-Agents, on Python 3.11
+	$(VENV_TF)/bin/python -m pytest $(TF_TESTS) $(TEST_ARGS)
+
+# -- virtual environments --------------------------------------------------------------------------
+# The stamps lie inside, so that they go with it; they are made last, so that what failed half-way
+# is done again. A changed pyproject.toml installs again, which is quick where nothing is missing.
+
+# $(call create,python,directory): a new virtual environment with a pip that knows dependency
+# groups (25.1).
+define create
+$(1) -m venv $(2)
+$(2)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+touch $@
+endef
+
+# $(call require,python,condition on the version v,words for it,variable)
+define require
+@$(1) -c 'import sys; v = sys.version_info[:2]; sys.exit(not ($(2)))' 2>/dev/null || { \
+  found=$$($(1) -c 'import platform; print(platform.python_version())' 2>/dev/null) \
+    || found='not there'; \
+  echo "envfleet: this needs $(3); $(1) is $$found. Name another one: make $(4)=..." >&2; exit 1; }
+endef
+
+$(VENV)/.created:
+	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
+	$(call create,$(PYTHON),$(VENV))
+
+$(VENV)/.examples: pyproject.toml $(VENV)/.created
+	@echo "installing envfleet[examples] into $(VENV) ..."
+	$(VENV)/bin/python -m pip install --quiet --editable '.[examples]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.created
+	@echo "installing envfleet and the group dev into $(VENV) ..."
+	$(VENV)/bin/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+$(VENV_TF)/.created:
+	$(call require,$(PYTHON311),v == (3$(comma) 11),Python 3.11,PYTHON311)
+	$(call create,$(PYTHON311),$(VENV_TF))
+
+$(VENV_TF)/.tf: pyproject.toml $(VENV_TF)/.created
+	@echo "installing TensorFlow, TF-Agents and envfleet into $(VENV_TF) ..."
+	$(VENV_TF)/bin/python -m pip install --quiet $(TF_PACKAGES) --editable .
+	touch $@
+
+comma := ,
