@@ -70,7 +70,7 @@ def run(phase: str, fault: Any, backend: str) -> tuple[BaseException, Any]:
         kind = "start" if phase in ("construct", "specs") else phase
         limits = {f"{kind}_timeout": 6.0 if kind == "start" else 0.5}
     batch = None
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - checked by the caller
+    with pytest.raises(BaseException) as caught:  # noqa: PT012 - the phase says in which line
         batch = ParallelPyEnvironment(constructors, backend=backend, **limits)
         batch.reset()
         batch.step(np.zeros(3, int))
@@ -296,7 +296,7 @@ def test_what_failed_before_is_closed_without_news(make_batch):
 
 
 def test_error_in_a_with_block_is_not_hidden_by_one_in_close(make_batch):
-    with pytest.raises(ValueError, match="mine") as caught:  # noqa: PT012, SIM117
+    with pytest.raises(ValueError, match="mine") as caught:  # noqa: SIM117
         with make_batch([faults.Constructor(faults.key_error, "close")]):
             raise ValueError("mine")
     assert "closing failed: KeyError" in caught.value.__notes__[0]

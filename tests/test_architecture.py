@@ -1,0 +1,79 @@
+"""The rooms of ARCHITECTURE.md, and who may enter: read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "envfleet"
+
+# From the top down: a module imports only from rows below its own.
+ROWS = [
+    ["testing"],
+    ["parallel"],
+    ["single"],
+    ["fleet"],
+    ["channels.local", "channels.remote"],
+    ["channels"],
+    ["actor"],
+    ["environments"],
+    ["environments.gymnasium", "environments.tf_agents"],
+    ["environments.dm_env"],
+    ["environments.wrappers"],
+    ["layout", "seeding", "gin_state"],
+    ["specs"],
+    ["errors"],
+]
+RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
+# `channels` and `environments` pick one of their own when they are called, not when imported.
+LATE = {("channels", "channels.local"), ("channels", "channels.remote")}
+LATE |= {("environments", "environments.gymnasium"), ("environments", "environments.tf_agents")}
+
+ONLY = {"ray": {"channels.remote"}, "tree": {"layout"}, "gin": {"gin_state"}}
+OPTIONAL = {"gymnasium": {"environments.gymnasium"}, "tf_agents": set(), "tensorflow": set()}
+
+FILES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in SOURCE.rglob("*.py")
+    if path != SOURCE / "__init__.py"
+}
+
+
+def imports(module: str) -> list[tuple[str, bool]]:
+    """What a module imports, and whether it does so when it is itself imported."""
+    syntax = ast.parse(FILES[module].read_text())
+    top = set(syntax.body)
+    found = []
+    for node in ast.walk(syntax):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [name for name in inner if name.removeprefix("envfleet.") in FILES]
+            found += [(name, node in top) for name in known or [str(node.module)]]
+    return found
+
+
+def test_every_module_has_a_row():
+    assert set(FILES) == set(RANK)
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_run_downward_only(module):
+    for name, at_top in imports(module):
+        if not name.startswith("envfleet"):
+            continue
+        target = name.removeprefix("envfleet.")
+        allowed = RANK[target] > RANK[module] or (not at_top and (module, target) in LATE)
+        assert allowed, f"{module} imports {target}"
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_big_and_optional_packages_are_imported_in_one_place(module):
+    for name, _ in imports(module):
+        package = name.partition(".")[0]
+        for table in (ONLY, OPTIONAL):
+            assert package not in table or module in table[package], f"{module} imports {name}"
