@@ -300,3 +300,38 @@ def test_error_in_a_with_block_is_not_hidden_by_one_in_close(make_batch):
         with make_batch([faults.Constructor(faults.key_error, "close")]):
             raise ValueError("mine")
     assert "closing failed: KeyError" in caught.value.__notes__[0]
+
+
+def test_rebuild_that_fails_is_tried_again_by_the_next_reset(make_batch, tmp_path):
+    """The constructor fails at its second and third call."""
+
+    def constructor() -> Any:
+        for attempt in range(4):
+            if not (tmp_path / str(attempt)).exists():
+                (tmp_path / str(attempt)).touch()
+                break
+        if attempt in (1, 2):
+            raise FileNotFoundError(2, "simulator")
+        return faults.Constructor(faults.key_error, "step" if attempt == 0 else "never")()
+
+    with make_batch([constructor]) as batch:
+        batch.reset()
+        with pytest.raises(KeyError):
+            batch.step([0])
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                batch.reset()
+            with pytest.raises(ResetNeeded, match="FileNotFoundError"):
+                batch.step([0])
+        assert batch.reset().observation["episode"] == 0
+        assert batch.step([5]).observation["action"] == 5
+
+
+def test_failure_is_logged_in_one_line(make_batch, caplog):
+    with make_batch([ProbeEnv, faults.Constructor(faults.key_error, "step")]) as batch:
+        batch.reset()
+        with pytest.raises(KeyError):
+            batch.step([0, 0])
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "envfleet"]
+    assert line.startswith("env 1 failed in step (pid ")
+    assert line.endswith("KeyError: 'arm'")

@@ -86,8 +86,8 @@ def test_suite_environment_by_gin_keeps_its_type(on_ray):
     gin.clear_config()
     gin.parse_config(
         """
-        suite_gymnasium.load.environment_name = 'CartPole-v1'
-        envfleet.ParallelPyEnvironment.env_constructors = @suite_gymnasium.load
+        suite_gym.load.environment_name = 'CartPole-v1'
+        envfleet.ParallelPyEnvironment.env_constructors = @suite_gym.load
         envfleet.ParallelPyEnvironment.num_envs = 2
         """
     )

@@ -107,7 +107,11 @@ def fit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[
             )
         return array.astype(dtype)
     if array.dtype.kind in "iuf" and dtype.kind in "fc":
-        return array.astype(dtype)
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype)
+        if not np.array_equal(np.isinf(cast), np.isinf(array)):
+            raise Misfit(f"has finite values that are infinite as {dtype}")
+        return cast
     if array.dtype.kind == dtype.kind and dtype.kind in "US":
         raise Misfit(f"has dtype {array.dtype}, which {dtype} would cut short")
     raise Misfit(f"has dtype {array.dtype}, which does not cast safely to {dtype}")
