@@ -15,6 +15,7 @@ ROWS = [
     ["parallel"],
     ["single"],
     ["fleet"],
+    ["actors"],
     ["channels.local", "channels.remote"],
     ["channels"],
     ["actor"],

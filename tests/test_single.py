@@ -98,6 +98,15 @@ def test_start_without_waiting_is_finished_by_wait_start(backend):
         env.step(0)
 
 
+def test_promise_after_close_says_so(on_ray):
+    env = ActorPyEnvironment(ProbeEnv)
+    env.start()
+    promise = env.call("add", 1)
+    env.close()
+    with pytest.raises(ClosedError):
+        promise()
+
+
 def test_close_before_the_first_reset_returns(make_single):
     make_single(ProbeEnv).close()
 

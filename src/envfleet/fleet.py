@@ -6,7 +6,7 @@ actors on the inside; actor ``a`` hosts ``env_ids[a]``, in that order.
 
 The invariant: when a method that waits returns or raises, none of its calls is in flight. A call
 that is late is ended with its actor. Only an interrupt (Ctrl-C) leaves calls behind; they are kept
-in `_interrupted` until `recover` has settled them, and nothing steps before that.
+in `Actors.interrupted` until the next reset has settled them, and nothing steps before that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import logging
 import pickle
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,13 +22,12 @@ import numpy as np
 
 from envfleet import channels, errors, gin_state, specs
 from envfleet.actor import Built, Reply, Result
-from envfleet.channels import Died, Late
+from envfleet.actors import Actors, Lost, Sent
+from envfleet.channels import Late
 from envfleet.errors import (
-    ActorDied,
     ClosedError,
     EnvFailure,
     EnvFleetError,
-    EnvTimeout,
     FleetStartError,
     RemoteEnvError,
     ResetNeeded,
@@ -40,53 +38,12 @@ from envfleet.seeding import Seeds
 
 _log = logging.getLogger("envfleet")
 
-_START_NEWS = 5.0
-"""Every so many seconds a start says how far it is."""
-
-_LONG_CALL = 60.0
-"""After so many seconds a call without a deadline says who is late; then after twice as many."""
-
-_DOING = {
-    "start": "its constructor",
-    "reset": "reset()",
-    "step": "step()",
-    "call": "a call",
-    "close": "close()",
-}
-
-
-def deadlines(**seconds: float | None) -> dict[str, float | None]:
-    """Seconds that a call may take by phase, checked; None waits as long as it takes.
-
-    Raises:
-      ValueError: not above 0; says which.
-    """
-    for name, value in seconds.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}_timeout is {value!r}, expected seconds above 0, or None")
-    return seconds
-
-
-class _Sent(NamedTuple):
-    """A call on its way: to which actor, and by which of the channels that it has had."""
-
-    method: str
-    channel: channels.Channel
-    call: channels.Call | None
-    """None where an interrupt came while it was being posted: it may have been sent or not."""
-
-
-class _Lost(NamedTuple):
-    """The outcome of a call to an actor that died or was late: a failure for each environment."""
-
-    failures: dict[int, EnvFailure]
-
 
 class _Build(NamedTuple):
     """Environments that are being built: which, by which calls, and what they told when done."""
 
     env_ids: dict[int, Sequence[int]]
-    calls: dict[int, _Sent]
+    calls: dict[int, Sent]
     built: dict[int, Built]
 
 
@@ -125,26 +82,21 @@ class Fleet:
         self.env_ids = [range(s, min(s + envs_per_actor, self.num_envs)) for s in starts]
         self.time_step_layout = Layout({}, "")
         self.action_layout = Layout({}, "actions")
-        self.waited = 0.0
-        """Seconds that the caller has spent waiting for actors."""
-        self._connect = channels.connector(backend, ray_init)
-        self._backend: channels.Backend | None = None
+        self._actors = Actors(
+            channels.connector(backend, ray_init),
+            self.env_ids,
+            [actor_options[ids[0]] for ids in self.env_ids],
+            deadlines,
+        )
         self._in_process = backend == "local"
-        self._options = [actor_options[ids[0]] for ids in self.env_ids]
         self._seeds = seeds
         self._rebuilds = [0] * self.num_envs
-        self._deadlines = deadlines
         self._gin = gin_state.scope_only() if self._in_process else gin_state.capture()
         self._constructors = [
             constructor if self._in_process else _pickled(env_id, constructor)
             for env_id, constructor in enumerate(constructors)
         ]
-        self._channels: list[channels.Channel | None] = [None] * len(self.env_ids)
-        self._hellos: dict[int, channels.Call] = {}
         self._last: list[Reply | None] = [None] * len(self.env_ids)
-        self._episode_steps = np.zeros(self.num_envs, np.int64)
-        self._failed: dict[int, EnvFailure] = {}
-        self._interrupted: dict[int, _Sent] = {}
         self._starting: list[_Build] = []
         self._state = "new"
 
@@ -171,13 +123,12 @@ class Fleet:
             return
         self._state = "starting"
         try:
-            self._backend = self._connect()
-            _close_at_exit(self)
             actors = range(len(self.env_ids))
             for wave in [[a] for a in actors] if one_by_one else [list(actors)]:
                 for build in self._starting if one_by_one else []:
                     self._finish_build(build, starting=True)
                 self._starting.append(self._post_build({a: self.env_ids[a] for a in wave}))
+            _close_at_exit(self)
         except BaseException:
             self._end()
             raise
@@ -203,12 +154,9 @@ class Fleet:
 
     def _post_build(self, env_ids: Mapping[int, Sequence[int]]) -> _Build:
         """Sends the constructors on their way, to a new actor where there is none."""
-        assert self._backend is not None
         for a in env_ids:
-            if self._channels[a] is None:
-                channel = self._backend.open(self.env_ids[a], self._options[a])
-                self._channels[a] = channel
-                self._hellos[a] = channel.post("hello")
+            if a not in self._actors:
+                self._actors.open(a)
         arguments = {
             a: (
                 [i - self.env_ids[a][0] for i in ids],
@@ -218,14 +166,13 @@ class Fleet:
             )
             for a, ids in env_ids.items()
         }
-        return _Build(dict(env_ids), self._send("build", arguments), {})
+        return _Build(dict(env_ids), self._actors.send("build", arguments), {})
 
     def _finish_build(self, build: _Build, starting: bool) -> dict[int, Built]:
         """Waits for environments to be built; by env_id what they told of themselves."""
         if build.built:
             return build.built
-        assert self._backend is not None
-        outcomes = self._receive(build.calls, "start", self._start_news if starting else None)
+        outcomes = self._actors.receive(build.calls, "start", is_start=starting)
         late = [a for a, outcome in outcomes.items() if isinstance(outcome, Late)]
         results: dict[int, Result | EnvFailure] = {}
         for a, ids in build.env_ids.items():
@@ -233,32 +180,12 @@ class Fleet:
                 results |= self._results(ids, outcomes[a])
         self._fail(results.values())
         if late:
-            alive = sum(self._place(a)[0] is not None for a in late)
-            raise FleetStartError(
-                f"{len(self.env_ids) - len(late)} of {len(self.env_ids)} actors started in "
-                f"{self._deadlines['start']} s; of the other {len(late)}, {alive} run and are in "
-                f"their constructor, {len(late) - alive} wait for resources or their process; "
-                f"{self._backend.resources(self._options)}"
-            )
+            raise FleetStartError(self._actors.late_start(late))
         build.built.update({i: self._value(i, result) for i, result in results.items()})
         missing = sorted({module for one in build.built.values() for module in one.unimported})
         if missing and starting:
             _log.warning("gin: actors lack %s: their bindings are not in force", "; ".join(missing))
         return build.built
-
-    def _start_news(self, waited: float, pending: Sequence[int], outcomes: Iterable[Any]) -> bool:
-        """Says how far a start is; whether to stop waiting, as a constructor has failed already."""
-        _log.warning(
-            "%d of %d actors started after %.0f s; waiting for %s",
-            len(self.env_ids) - len(pending),
-            len(self.env_ids),
-            waited,
-            self._names(pending),
-        )
-        return any(
-            isinstance(outcome, Died) or any(isinstance(one, EnvFailure) for one in outcome)
-            for outcome in outcomes
-        )
 
     def _compare(self, built: Mapping[int, Built]) -> None:
         """Raises `SpecMismatch` with every difference from environment 0's specs."""
@@ -286,16 +213,16 @@ class Fleet:
         """
         failures = []
         for wave in [[a] for a in arguments] if one_by_one else [list(arguments)]:
-            calls = self._send(method, {a: arguments[a] for a in wave})
-            failures += self._keep(self._receive(calls, method), method)
+            calls = self._actors.send(method, {a: arguments[a] for a in wave})
+            failures += self._keep(self._actors.receive(calls, method), method)
         self._fail(failures)
 
     def post_advance(
         self, method: str, arguments: Mapping[int, Sequence[Any]]
     ) -> Callable[[], None]:
         """Like `advance` without waiting; calling what it gives waits, and raises."""
-        calls = self._send(method, arguments)
-        return lambda: self._fail(self._keep(self._receive(calls, method), method))
+        calls = self._actors.send(method, arguments)
+        return lambda: self._fail(self._keep(self._actors.receive(calls, method), method))
 
     def reset(self, env_ids: Sequence[int], one_by_one: bool = False) -> None:
         """Resets some environments, and first rebuilds those of them that have failed.
@@ -315,40 +242,34 @@ class Fleet:
         self._recover()
         others = set(range(self.num_envs)) - set(env_ids)
         for i in sorted(others):
-            if i in self._failed:
-                problem = ResetNeeded(f"reset() without env {i}, but {self._failed[i]}")
-                errors.attach(problem, [self._failed[i]])
+            if i in self._actors.failed:
+                problem = ResetNeeded(f"reset() without env {i}, but {self._actors.failed[i]}")
+                errors.attach(problem, [self._actors.failed[i]])
                 raise problem
             if self._last[i // len(self.env_ids[0])] is None:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
         self._revive(env_ids)
-        by_actor = self._by_actor(env_ids)
+        by_actor = self._actors.by_actor(env_ids)
         return {a: ([i - self.env_ids[a][0] for i in ids],) for a, ids in by_actor.items()}
 
     def _revive(self, env_ids: Iterable[int]) -> None:
         """Rebuilds the given environments where they have failed, each with its next seed."""
-        broken = sorted(set(env_ids) & self._failed.keys())
+        broken = sorted(set(env_ids) & self._actors.failed.keys())
         if broken:
             for i in broken:
                 self._rebuilds[i] += 1
-            build = self._post_build(self._by_actor(broken))
+            build = self._post_build(self._actors.by_actor(broken))
             self._compare(self._finish_build(build, starting=False))
             for i in broken:
-                del self._failed[i]
+                del self._actors.failed[i]
 
     def _recover(self) -> None:
         """Settles what an interrupt left in flight; an actor that does not answer is ended."""
-        known = {a: sent for a, sent in self._interrupted.items() if sent.call is not None}
-        outcomes = self._settle(known, self._deadlines["close"]) if known else {}
-        for a, sent in self._interrupted.items():
-            outcome = outcomes.get(a, Late())
-            if isinstance(outcome, Late | Died):
-                words = "it did not answer after an interrupt"
-                died = self._died(a, outcome if isinstance(outcome, Died) else words, "call")
-                self._note(self._lost(a, sent.channel, died, "call").failures.values())
-            elif sent.method in ("reset", "step"):
-                self._note(self._keep({a: outcome}, sent.method))
-        self._interrupted.clear()
+        for a, (method, outcome) in self._actors.settle_interrupted().items():
+            if isinstance(outcome, Lost):
+                self._note(outcome.failures.values())
+            elif method in ("reset", "step"):
+                self._note(self._keep({a: outcome}, method))
 
     def operate(self, operation: str, arguments: Mapping[int, Sequence[Any]]) -> list[Any]:
         """One of `actor.OPERATIONS` on some environments, by env_id what to pass.
@@ -366,9 +287,9 @@ class Fleet:
     ) -> Callable[[], list[Any]]:
         """Like `operate` without waiting; calling what it gives waits for the values, or raises."""
         self.check_ready(operation, arguments)
-        by_actor = self._by_actor(arguments)
+        by_actor = self._actors.by_actor(arguments)
         packed = arguments if self._in_process else _all_pickled(arguments)
-        calls = self._send(
+        calls = self._actors.send(
             "operate",
             {
                 a: (operation, [i - self.env_ids[a][0] for i in ids], [packed[i] for i in ids])
@@ -377,7 +298,7 @@ class Fleet:
         )
 
         def values() -> list[Any]:
-            outcomes = self._receive(calls, "call")
+            outcomes = self._actors.receive(calls, "call")
             results: dict[int, Result | EnvFailure] = {}
             for a, ids in by_actor.items():
                 results |= self._results(ids, outcomes[a])
@@ -397,7 +318,7 @@ class Fleet:
             if last is None:
                 raise ResetNeeded(f"env {ids[0]} has no time step yet: call reset() first")
             self.time_step_layout.fill(columns, ids[0], len(ids), last.block, last.objects)
-        self._episode_steps[columns[0] == 0] = 0
+        self._actors.episode_steps[columns[0] == 0] = 0
         return columns
 
     def reseed(self, seeds: Seeds) -> list[int]:
@@ -410,12 +331,17 @@ class Fleet:
     def timings(self) -> list[tuple[int, float]]:
         """Per environment: how many resets and steps, and the seconds spent in them."""
         self.check_ready("stats")
-        calls = self._send("timings", dict.fromkeys(range(len(self.env_ids)), ()))
-        outcomes = self._receive(calls, "call")
+        calls = self._actors.send("timings", dict.fromkeys(range(len(self.env_ids)), ()))
+        outcomes = self._actors.receive(calls, "call")
         for outcome in outcomes.values():
-            if isinstance(outcome, _Lost):
+            if isinstance(outcome, Lost):
                 self._fail(outcome.failures.values())
         return [timing for outcome in outcomes.values() for timing in outcome]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the caller has spent waiting for actors."""
+        return self._actors.waited
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -436,11 +362,12 @@ class Fleet:
     def check_ready(self, method: str, env_ids: Iterable[int] | None = None) -> None:
         """Raises unless the environments (by default all) can be called."""
         self.check_open(method)
-        if self._interrupted:
+        if self._actors.interrupted:
             raise ResetNeeded(f"{method}() after an interrupt: call reset() first")
-        if self._failed:
+        failed = self._actors.failed
+        if failed:
             wanted = range(self.num_envs) if env_ids is None else env_ids
-            broken = [self._failed[i] for i in sorted(wanted) if i in self._failed]
+            broken = [failed[i] for i in sorted(wanted) if i in failed]
             if broken:
                 problem = ResetNeeded(
                     f"{method}() refused, since {broken[0]}: reset() rebuilds what failed"
@@ -463,15 +390,17 @@ class Fleet:
         failures: list[Result | EnvFailure] = []
         try:
             nothing = () if self._in_process else gin_state.dumps(())
-            alive = {a: ids for a, ids in enumerate(self.env_ids) if self._channels[a] is not None}
+            alive = {a: ids for a, ids in enumerate(self.env_ids) if a in self._actors}
             # What failed before, or never answered after an interrupt, is closed as well as can
             # be; its end is no news.
-            broken = {i for a in self._interrupted for i in self.env_ids[a]} | self._failed.keys()
-            calls = self._send(
+            broken = {
+                i for a in self._actors.interrupted for i in self.env_ids[a]
+            } | self._actors.failed.keys()
+            calls = self._actors.send(
                 "operate",
                 {a: ("close", range(len(ids)), [nothing] * len(ids)) for a, ids in alive.items()},
             )
-            outcomes = self._receive(calls, "close")
+            outcomes = self._actors.receive(calls, "close")
             for a, ids in alive.items():
                 results = self._results(ids, outcomes[a])
                 failures += [results[i] for i in ids if i not in broken]
@@ -481,103 +410,18 @@ class Fleet:
 
     def _end(self) -> None:
         self._state = "closed"
-        for channel in self._channels:
-            if channel is not None:
-                channel.kill()
-        self._channels = [None] * len(self.env_ids)
+        self._actors.end()
         self._last = [None] * len(self.env_ids)
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            backend.close()
 
-    # -- sending and receiving ---------------------------------------------------------------------
-
-    def _send(self, method: str, arguments: Mapping[int, Sequence[Any]]) -> dict[int, _Sent]:
-        """Posts a call to each actor; where one is gone, its `Died` stands for the call."""
-        calls: dict[int, _Sent] = {}
-        for a, args in arguments.items():
-            channel = self._channels[a]
-            assert channel is not None
-            try:
-                calls[a] = _Sent(method, channel, channel.post(method, *args))
-            except Died as died:
-                calls[a] = _Sent(method, channel, died)
-            except BaseException:
-                self._interrupted |= {**calls, a: _Sent(method, channel, None)}
-                raise
-        return calls
-
-    def _receive(
-        self,
-        calls: Mapping[int, _Sent],
-        phase: str,
-        news: Callable[[float, Sequence[int], Iterable[Any]], bool] | None = None,
-    ) -> dict[int, Any]:
-        """Waits for every call up to the phase's deadline; by actor its reply, or `_Lost`.
-
-        Waits in slices, between which it says who is late, or asks `news`: where that is true it
-        stops, and leaves `Late` as it is.
-        """
-        pending = dict(calls)
-        outcomes: dict[int, Any] = {}
-        left = self._deadlines[phase]
-        waited, patience = 0.0, _LONG_CALL if news is None else _START_NEWS
-        started = time.perf_counter()
-        try:
-            while pending:
-                timeout = patience if left is None else min(left, patience)
-                outcomes |= self._settle(pending, timeout)
-                pending = {a: c for a, c in pending.items() if isinstance(outcomes[a], Late)}
-                waited += timeout
-                left = None if left is None else left - timeout
-                if not pending or left == 0:
-                    break
-                if news is None:
-                    self._long_call_news(waited, pending, phase)
-                    patience *= 2
-                elif news(waited, list(pending), [outcomes[a] for a in calls if a not in pending]):
-                    break
-        except BaseException:
-            self._interrupted |= calls
-            raise
-        finally:
-            self.waited += time.perf_counter() - started
-        late = EnvTimeout(
-            f"{self._names(pending)} of {self.num_envs} did not finish {_DOING[phase]} in "
-            f"{self._deadlines[phase]} s"
-        )
-        for a, outcome in outcomes.items():
-            if isinstance(outcome, Late) and news is None:
-                outcomes[a] = self._lost(a, calls[a].channel, late, phase)
-            elif isinstance(outcome, Died):
-                outcomes[a] = self._lost(a, calls[a].channel, self._died(a, outcome, phase), phase)
-        return outcomes
-
-    def _settle(self, calls: Mapping[int, _Sent], timeout: float | None) -> dict[int, Any]:
-        """By actor its reply, `Late` or `Died`."""
-        outcomes = {a: sent.call for a, sent in calls.items() if isinstance(sent.call, Died)}
-        waiting = {a: sent.call for a, sent in calls.items() if a not in outcomes}
-        assert self._backend is not None
-        outcomes |= zip(waiting, self._backend.settle([*waiting.values()], timeout), strict=True)
-        return outcomes
-
-    def _long_call_news(self, waited: float, pending: Iterable[int], phase: str) -> None:
-        _log.warning(
-            "%s of %d have been in %s for %.0f s (a %s_timeout would end that)",
-            self._names(pending),
-            self.num_envs,
-            _DOING[phase],
-            waited,
-            phase,
-        )
+    # -- replies -----------------------------------------------------------------------------------
 
     def _keep(self, outcomes: Mapping[int, Any], method: str) -> list[EnvFailure]:
         """Keeps the time steps that a reset or a step gave; gives the failures."""
         if method == "step":
-            self._episode_steps += 1  # `columns` sets those of a FIRST back to 0
+            self._actors.episode_steps += 1  # `columns` sets those of a FIRST back to 0
         failures: list[EnvFailure] = []
         for a, outcome in outcomes.items():
-            if isinstance(outcome, _Lost):
+            if isinstance(outcome, Lost):
                 failures += outcome.failures.values()
                 continue
             reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
@@ -587,7 +431,7 @@ class Fleet:
 
     def _results(self, env_ids: Sequence[int], outcome: Any) -> dict[int, Result | EnvFailure]:
         """What an operation gave for some environments of an actor, by env_id."""
-        if isinstance(outcome, _Lost):
+        if isinstance(outcome, Lost):
             return {i: outcome.failures[i] for i in env_ids}
         return dict(zip(env_ids, outcome, strict=True))
 
@@ -602,43 +446,15 @@ class Fleet:
                 f"{type(problem).__name__}: {problem}"
             ) from problem
 
-    # -- failures ----------------------------------------------------------------------------------
-
-    def _died(self, a: int, words: object, phase: str) -> ActorDied:
-        ids, (pid, node) = self.env_ids[a], self._place(a)
-        whose = "its" if len(ids) == 1 else "their"
-        steps = f" {self._episode_steps[ids[0]]} steps into the episode" if phase == "step" else ""
-        return ActorDied(
-            f"{self._names([a])} of {self.num_envs}: {whose} process died in "
-            f"{_DOING[phase]}{steps} (pid {pid}, node {node}): {words}"
-        )
-
-    def _lost(self, a: int, channel: channels.Channel, error: EnvFleetError, phase: str) -> _Lost:
-        """Ends an actor that died or is late, unless another has taken its place already."""
-        pid, node = self._place(a)
-        failures = {
-            i: errors.record(
-                error,
-                index=i,
-                phase="construct" if phase == "start" else phase,
-                pid=pid,
-                node=node,
-                episode_step=int(self._episode_steps[i]),
-            )
-            for i in self.env_ids[a]
-        }
-        channel.kill()
-        if channel is self._channels[a]:
-            self._channels[a] = None
-            self._failed |= failures
-        return _Lost(failures)
-
     def _note(self, results: Iterable[Result | EnvFailure]) -> list[EnvFailure]:
         """Gives the failures, and remembers those after which an environment has to be rebuilt."""
         failures = [result for result in results if isinstance(result, EnvFailure)]
         for failure in failures:
-            if failure.phase in ("construct", "reset", "step") or failure.index in self._failed:
-                self._failed[failure.index] = failure
+            if (
+                failure.phase in ("construct", "reset", "step")
+                or failure.index in self._actors.failed
+            ):
+                self._actors.failed[failure.index] = failure
                 _log.warning("%s", failure)
         return failures
 
@@ -651,26 +467,6 @@ class Fleet:
                 # gin's proxy has no __cause__, but it shows notes.
                 error.add_note(f"remote traceback:\n{failures[0].traceback.rstrip()}")
             raise error
-
-    def _place(self, a: int) -> tuple[int | None, str | None]:
-        """Process id and node of an actor, as far as it has told them."""
-        assert self._backend is not None
-        (answer,) = self._backend.settle([self._hellos[a]], 0)
-        return answer if isinstance(answer, tuple) else (None, None)
-
-    # -- names -------------------------------------------------------------------------------------
-
-    def _by_actor(self, env_ids: Iterable[int]) -> dict[int, list[int]]:
-        by_actor: dict[int, list[int]] = {}
-        size = len(self.env_ids[0])
-        for i in sorted(env_ids):
-            by_actor.setdefault(i // size, []).append(i)
-        return by_actor
-
-    def _names(self, actors: Iterable[int]) -> str:
-        ids = [i for a in actors for i in self.env_ids[a]]
-        shown = ", ".join(map(str, ids[:20])) + (f", ... ({len(ids)})" if len(ids) > 20 else "")
-        return f"env {shown}" if len(ids) == 1 else f"envs {shown}"
 
 
 def _mismatch(env_id: int, name: str, path: specs.Path, words: str) -> str:

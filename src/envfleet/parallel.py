@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envfleet import gin_state
-from envfleet.fleet import Fleet, deadlines
+from envfleet.actors import deadlines
+from envfleet.fleet import Fleet
 from envfleet.seeding import Seeds
 from envfleet.single import Closing, EnvHandle, Specs, check_callable, check_constructor, is_method
 

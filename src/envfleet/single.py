@@ -8,7 +8,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from envfleet import gin_state
 from envfleet.actor import MethodOf
-from envfleet.fleet import Fleet, deadlines
+from envfleet.actors import deadlines
+from envfleet.fleet import Fleet
 from envfleet.seeding import Seeds
 
 _T = TypeVar("_T")

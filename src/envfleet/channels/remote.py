@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from envfleet.actor import EnvActor
 from envfleet.channels import Died, Late
+from envfleet.errors import EnvFleetError
 
 _REFUSED = {
     "max_restarts": "a silent restart is a silent wrong answer",
@@ -117,10 +118,14 @@ class RayBackend:
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> RayChannel:
         for name in options.keys() & _REFUSED.keys():
             raise ValueError(f"actor_options[{name!r}] is not for the caller: {_REFUSED[name]}")
+        if not ray.is_initialized():  # or Ray would start itself, with other arguments
+            raise EnvFleetError("Ray was shut down under the batch: make a new batch")
         chosen = {**_DEFAULTS, **options, "max_restarts": 0, "max_task_retries": 0}
         return RayChannel(_REMOTE.options(**chosen).remote(list(env_ids)))
 
     def settle(self, calls: Sequence[Any], timeout: float | None) -> list[Any]:
+        if not ray.is_initialized():  # or `ray.get` would start one
+            return [Died("Ray was shut down")] * len(calls)
         started = time.monotonic()
         try:
             return ray.get(list(calls), timeout=timeout)  # type: ignore[no-any-return]
