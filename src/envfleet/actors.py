@@ -249,7 +249,7 @@ class Actors:
     def late_start(self, late: Sequence[int]) -> str:
         """Words for a start that did not finish: who is where, what was asked, what there is."""
         assert self._backend is not None
-        started, total = len(self.env_ids) - len(late), len(self.env_ids)
+        started, total = len(self._channels) - len(late), len(self.env_ids)
         alive = sum(self._place(a)[0] is not None for a in late)
         return (
             f"{started} of {total} actors started in {self._deadlines['start']} s; of the other "
@@ -273,7 +273,7 @@ class Actors:
         """Says how far a start is; whether to stop waiting, as a constructor has failed already."""
         _log.warning(
             "%d of %d actors started after %.0f s; waiting for %s",
-            len(self.env_ids) - len(pending),
+            len(self._channels) - len(pending),
             len(self.env_ids),
             waited,
             self.names(pending),
