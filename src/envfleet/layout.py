@@ -163,10 +163,7 @@ class Layout:
         for view, i in zip(views, self._fixed, strict=True):
             leaf = self.leaves[i]
             item = flat[i]
-            is_array = isinstance(item, np.ndarray | np.generic)
-            if not is_array or item.dtype != leaf.dtype or item.shape != leaf.shape:
-                item = self._fit(item, leaf)
-            view[row] = item
+            view[row] = item if _fits_at_once(item, leaf) else self._fit(item, leaf)
         return [self._fit(flat[i], self.leaves[i]) for i in self._beside]
 
     def _fit(self, value: Any, leaf: Leaf) -> Array:
@@ -202,6 +199,18 @@ def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:
     reward = tree.map_structure(lambda spec: np.zeros(spec.shape, spec.dtype), reward_spec)
     discount = tree.map_structure(lambda spec: np.ones(spec.shape, spec.dtype), discount_spec)
     return reward, discount
+
+
+def _fits_at_once(item: Any, leaf: Leaf) -> bool:
+    """The common cases, without a closer look: arrays of that very kind, Python's own numbers."""
+    if isinstance(item, np.ndarray | np.generic):
+        return item.dtype == leaf.dtype and item.shape == leaf.shape
+    if leaf.shape == ():
+        if type(item) is float:
+            return leaf.dtype == np.float64
+        if isinstance(item, int):  # every integer type holds a small one: a step type, an index
+            return leaf.dtype.kind in "iu" and 0 <= item <= 127
+    return False
 
 
 def _action(value: Any, batch_size: int | None, leaf: Leaf) -> Array:
