@@ -18,6 +18,25 @@ class TwoArguments(Exception):
         self.joint, self.torque = joint, torque
 
 
+class OneArgument(Exception):
+    """It loads with a call of __init__, but says something else then."""
+
+    def __init__(self, code: object) -> None:
+        self.code = code
+        super().__init__(f"failed with code {code}")
+
+
+class RefusesAttributes(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("no")
+
+
+class ArgsRaise(Exception):
+    @property
+    def args(self) -> Any:
+        raise RuntimeError("no args")
+
+
 class HoldsALock(Exception):
     def __init__(self) -> None:
         super().__init__("locked")
@@ -39,6 +58,18 @@ def file_not_found() -> None:
 
 def two_arguments() -> None:
     raise TwoArguments("elbow", 2.5)
+
+
+def one_argument() -> None:
+    raise OneArgument(7)
+
+
+def refuses_attributes() -> None:
+    raise RefusesAttributes("stubborn")
+
+
+def args_raise() -> None:
+    raise ArgsRaise("argued")
 
 
 def holds_a_lock() -> None:

@@ -6,11 +6,13 @@ frames, and that what follows is in step.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import faults
 import numpy as np
 import pytest
+from dm_env import specs
 
 from envfleet import (
     ActorDied,
@@ -39,6 +41,9 @@ RAISED = [
     Expected(faults.key_error, KeyError, ("arm",)),
     Expected(faults.file_not_found, FileNotFoundError, (2, "x")),
     Expected(faults.two_arguments, faults.TwoArguments, ("elbow at 2.5",)),
+    Expected(faults.one_argument, faults.OneArgument, ("failed with code 7",)),
+    Expected(faults.refuses_attributes, faults.RefusesAttributes, ("stubborn",)),
+    Expected(faults.args_raise, RemoteEnvError, message="ArgsRaise: argued"),
     Expected(faults.holds_a_lock, RemoteEnvError, message="HoldsALock: locked"),
     Expected(faults.reduce_raises, RemoteEnvError, message="ReduceRaises: reduced"),
     Expected(faults.exception_group, ExceptionGroup, message="several"),
@@ -172,6 +177,30 @@ def test_result_of_a_call_that_does_not_pickle_is_the_calls_failure(on_ray):
             batch.call("work")
         assert caught.value.env_failures[0].phase == "call"
         assert batch.step(np.zeros(1, int)).observation["step"] == 1
+
+
+class TextEnv(ProbeEnv):
+    """An observation of dtype object, which may hold anything."""
+
+    def __init__(self, text: Any) -> None:
+        super().__init__()
+        self.text = text
+
+    def observation_spec(self) -> Any:
+        return specs.StringArray(())
+
+    def _observation(self, action: Any) -> Any:
+        return self.text if self._step == 0 else faults.unpicklable_result()
+
+
+def test_time_step_that_does_not_pickle_is_the_steps_failure(on_ray):
+    with ParallelPyEnvironment([functools.partial(TextEnv, "hello")] * 2) as batch:
+        first = batch.reset().observation
+        assert first.tolist() == ["hello", "hello"]
+        assert type(first[0]) is str
+        with pytest.raises(TypeError, match="pickle") as caught:
+            batch.step([0, 0])
+        assert [failure.phase for failure in caught.value.env_failures] == ["step", "step"]
 
 
 @pytest.mark.parametrize("phase", ["reset", "step", "specs"])

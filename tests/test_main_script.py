@@ -294,3 +294,113 @@ def test_interrupt_leaves_a_batch_that_can_be_reset_and_used_again(backend, seco
     stdout, stderr = process.communicate(timeout=90)
     assert process.returncode == 0, stdout + stderr
     assert stdout.split() == ["interrupted", "closed"]
+
+
+def test_what_gin_requires_is_required_in_actors(tmp_path):
+    run(
+        tmp_path,
+        """
+@gin.configurable
+def load(env_id=gin.REQUIRED):
+    return ProbeEnv(env_id)
+
+for backend in ("local", "ray"):
+    try:
+        envfleet.ParallelPyEnvironment([load], backend=backend, ray_init=QUIET)
+    except RuntimeError as error:
+        assert "Required bindings for" in str(error), error
+    else:
+        raise SystemExit("built without what it requires")
+""",
+    )
+
+
+def test_external_configurables_reach_actors(tmp_path):
+    (tmp_path / "third_party.py").write_text(
+        "class Size:\n    def __init__(self, n=1): self.n = n\n"
+    )
+    done = run(
+        tmp_path,
+        """
+import third_party
+Size = gin.external_configurable(third_party.Size, module="ext")
+
+@gin.configurable
+def load(size=None):
+    return ProbeEnv(size.n)
+
+gin.parse_config("ext.Size.n = 7\\nload.size = @ext.Size()")
+for backend in ("local", "ray"):
+    with envfleet.ParallelPyEnvironment(
+        [load, lambda: ProbeEnv(Size().n)], backend=backend, ray_init=QUIET
+    ) as env:
+        print("ids", env.get_attr("env_id"))
+""",
+    )
+    assert done.stdout.count("ids [7, 7]") == 2
+
+
+def test_ray_that_is_shut_down_under_a_batch_is_told_and_not_started_again(tmp_path):
+    run(
+        tmp_path,
+        """
+import ray
+for again in (False, True):
+    ray.init(**QUIET)
+    env = envfleet.ParallelPyEnvironment([ProbeEnv] * 2)
+    env.reset()
+    ray.shutdown()
+    if again:
+        ray.init(**QUIET)
+    try:
+        env.step([0, 0])
+    except envfleet.ActorDied as error:
+        assert "was shut down" in str(error), error
+    else:
+        raise SystemExit("stepped")
+    try:
+        env.reset()
+    except envfleet.EnvFleetError as error:
+        assert "make a new batch" in str(error), error
+    env.close()
+    assert ray.is_initialized() == again
+    if again:
+        with envfleet.ParallelPyEnvironment([ProbeEnv]) as env:
+            env.reset()
+        assert ray.is_initialized()
+""",
+    )
+
+
+def test_step_that_an_interrupt_overtook_does_not_come_back(tmp_path):
+    run(
+        tmp_path,
+        """
+import signal, threading
+
+class Slow(ProbeEnv):
+    def step(self, action):
+        time.sleep(1.0)
+        return super().step(action)
+
+env = envfleet.ActorPyEnvironment(Slow, ray_init=QUIET)
+env.start()
+env.reset()
+promise = env.step(1, blocking=False)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    env.step(2)
+except KeyboardInterrupt:
+    pass
+else:
+    raise SystemExit("not interrupted")
+assert env.reset().step_type == 0
+try:
+    promise()
+except (envfleet.EnvFleetError, KeyboardInterrupt):
+    pass
+assert env.current_time_step().step_type == 0
+assert env.step(3).observation["action"] == 3
+env.close()
+""",
+    )

@@ -56,6 +56,7 @@ def test_no_constructors_are_an_error():
         ({"env_constructors": [ProbeEnv], "backend": "threads"}, ValueError, "'ray', 'local'"),
         ({"env_constructors": [ProbeEnv], "step_timeout": 0}, ValueError, "step_timeout is 0"),
         ({"env_constructors": [ProbeEnv], "actor_options": [{}] * 2}, ValueError, "2 elements"),
+        ({"env_constructors": [ProbeEnv], "actor_options": [None]}, TypeError, r"options\[0\]"),
         ({"env_constructors": [ProbeEnv], "seed": [1, 2]}, ValueError, "2 elements"),
         ({"env_constructors": [ProbeEnv], "seed": -1}, ValueError, "seed is -1"),
         ({"env_constructors": [ProbeEnv], "seed": "x"}, TypeError, "seed is a str"),
@@ -449,6 +450,15 @@ def test_render_gives_a_batch_of_images(make_batch):
             batch.render("human")
 
 
+def test_render_of_another_size_names_the_environment(make_batch):
+    class Bigger(ProbeEnv):
+        def render(self):
+            return np.zeros((9, 9, 3), np.uint8)
+
+    with make_batch([ProbeEnv, Bigger]) as batch, pytest.raises(ValueError, match="env 1 rendered"):
+        batch.render()
+
+
 @pytest.mark.filterwarnings("ignore:.*without specifying any render mode")
 def test_render_without_images_says_how_to_build_the_environment(make_batch):
     import gymnasium
@@ -525,6 +535,12 @@ def test_start_that_cannot_finish_says_what_was_asked_for_and_what_there_is(on_r
     assert "2 wait for resources" in text
     assert "asked for 4 x 2 CPU" in text
     assert "4 CPU of which 0 free" in text
+
+
+def test_serial_start_has_one_deadline_for_all(on_ray):
+    constructors = [functools.partial(SlowToBuild, 2.0)] * 4
+    with pytest.raises(FleetStartError, match=r"of 4 actors started in 5\.0 s"):
+        ParallelPyEnvironment(constructors, start_serially=True, start_timeout=5.0)
 
 
 def test_failed_constructor_is_not_hidden_by_one_that_waits(on_ray):

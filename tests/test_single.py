@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 
 import faults
@@ -11,19 +12,27 @@ from envfleet import (
     ActorPyEnvironment,
     ClosedError,
     EnvFleetError,
+    EnvTimeout,
     FleetStartError,
     InvalidAction,
     ParallelPyEnvironment,
     Promise,
     ResetNeeded,
 )
-from envfleet.testing import ProbeEnv
+from envfleet.testing import DelayEnv, ProbeEnv
 
 
 class Secretive(ProbeEnv):
     def __init__(self) -> None:
         super().__init__(env_id=3)
         self._secret = "hidden"
+        self.log: list[str] = []
+        self.append = self.log.append
+        self.partial = functools.partial(self.add)
+
+    def _hidden(self, number: int) -> int:
+        self._secret = number
+        return number
 
     @property
     def broken(self) -> int:
@@ -71,6 +80,11 @@ def test_access_reads_private_attributes_and_getattr_public_ones(make_single):
         assert env.access("_secret") == "hidden"
         assert env.env_id == 3
         assert env.add(1, right=2) == 6
+        assert env.access("_hidden")(4) == 4
+        assert env.access("_secret") == 4
+        assert env.partial(1, right=2) == 6
+        env.append("line")
+        assert env.log == ["line"]
         assert not hasattr(env, "nope")
         with pytest.raises(AttributeError, match="nope"):
             _ = env.nope
@@ -136,6 +150,37 @@ def test_error_in_a_step_comes_out_and_reset_goes_on(fault, make_single, tmp_pat
             env.step(3)
         assert env.reset().observation["episode"] == 0
         assert env.step(4).observation["action"] == 4
+
+
+def test_missing_attribute_is_missing_in_every_state(make_single):
+    env = make_single(faults.Constructor(faults.key_error, "step"))
+    env.reset()
+    with pytest.raises(KeyError):
+        env.step(0)
+    assert not hasattr(env, "nope")
+    env.close()
+    assert not hasattr(env, "nope")
+
+
+def test_call_behind_a_step_has_its_whole_deadline(on_ray):
+    slow = functools.partial(DelayEnv, 1.5)
+    with ActorPyEnvironment(slow, call_timeout=1.0) as env:
+        env.start()
+        env.reset()
+        step = env.step(1, blocking=False)
+        assert env.call("add", 1)() == 1
+        assert step().observation["action"] == 1
+
+
+def test_close_does_not_wait_for_a_step_beyond_its_deadline(on_ray):
+    env = ActorPyEnvironment(faults.Constructor(faults.hang, "step"), close_timeout=0.5)
+    env.start()
+    env.reset()
+    step = env.step(1, blocking=False)
+    with pytest.raises(EnvTimeout):
+        env.close()
+    with pytest.raises(ClosedError):
+        step()
 
 
 def test_late_promise_does_not_end_the_actor_that_took_the_place(on_ray, tmp_path):

@@ -11,6 +11,7 @@ block (layout.py) holds one row for each.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 import pickle
@@ -46,6 +47,7 @@ class Reply(NamedTuple):
 
     block: Buffer
     objects: list[Any]
+    """Per row the leaves beside the block, pickled where they come from another process."""
     failures: list[EnvFailure]
 
 
@@ -70,7 +72,7 @@ class _Slot:
     over: bool = True
     """Whether the next step is a reset: there was none yet, or the episode has ended."""
     steps: int = 0
-    objects: list[Any] = dataclasses.field(default_factory=list)
+    objects: Any = ()
     seconds: float = 0.0
     calls: int = 0
 
@@ -130,8 +132,13 @@ class EnvActor:
         if not self._in_process:
             constructor = pickle.loads(constructor)  # imports what it needs, which may register
             unimported = gin.apply()
-        with gin.scoped():
+        scope = gin.scoped()
+        scope.__enter__()
+        try:
             environment = as_environment(constructor())
+        finally:
+            # Not by `with`: contextlib would set attributes on what the constructor raises.
+            scope.__exit__(None, None, None)
         built = Built(environment.time_step_spec(), environment.action_spec(), unimported)
         self._layout = Layout(built.time_step_spec, "")
         self._action_layout = Layout(built.action_spec, "actions")
@@ -187,7 +194,10 @@ class EnvActor:
                 action_layout, views, action_row, beside = action
                 time_step = environment.step(action_layout.read(views, action_row, beside))
                 slot.steps += 1
-            slot.objects = layout.write(self._views, row, time_step)
+            objects = layout.write(self._views, row, time_step)
+            if objects:
+                # Pickled here, where it is this environment's failure if that fails.
+                slot.objects = objects if self._in_process else cloudpickle.dumps(objects)
             slot.over = bool(time_step.step_type == _LAST)
             return None
         except BaseException as error:
@@ -273,14 +283,19 @@ def _call(environment: Environment, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _get_attr(environment: Environment, name: str) -> Any:
+    """The value, or `MethodOf` for what acts on something that stays here: a copy would not."""
     value = find_attr(environment.env, name)
-    return MethodOf() if inspect.ismethod(value) else value
+    function = value
+    while isinstance(function, functools.partial):
+        function = function.func
+    owner = getattr(function, "__self__", None) if callable(function) else None
+    stays = owner is not None and not inspect.ismodule(owner) and not inspect.isclass(owner)
+    return MethodOf() if stays else value
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": _call,
     "get_attr": _get_attr,
-    "access": lambda environment, name: find_attr(environment.env, name),
     "set_attr": lambda environment, name, value: assign_attr(environment.env, name, value),
     "get_state": lambda environment: find_attr(environment.env, "get_state")(),
     "set_state": lambda environment, state: find_attr(environment.env, "set_state")(state),

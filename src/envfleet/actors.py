@@ -6,9 +6,10 @@ is. Actor ``a`` hosts ``env_ids[a]``, in that order.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,34 +121,43 @@ class Actors:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def send(self, method: str, arguments: Mapping[int, Sequence[Any]]) -> dict[int, Sent]:
-        """Posts a call to each actor; where one is gone, its `Died` stands for the call."""
-        calls: dict[int, Sent] = {}
+    @contextlib.contextmanager
+    def kept_if_interrupted(self, calls: Mapping[int, Sent]) -> Iterator[None]:
+        """Around all that is done with calls, from sending them to keeping what they gave."""
+        try:
+            yield
+        except BaseException:
+            self.interrupted |= calls
+            raise
+
+    def send(
+        self, method: str, arguments: Mapping[int, Sequence[Any]], calls: dict[int, Sent]
+    ) -> None:
+        """Posts a call to each actor, into `calls`; where one is gone, `Died` stands for it."""
         for a, args in arguments.items():
             channel = self._channels[a]
+            calls[a] = Sent(method, channel, None)
             try:
                 calls[a] = Sent(method, channel, channel.post(method, *args))
             except Died as died:
                 calls[a] = Sent(method, channel, died)
-            except BaseException:
-                self.interrupted |= {**calls, a: Sent(method, channel, None)}
-                raise
-        return calls
 
     def receive(
         self,
         calls: Mapping[int, Sent],
         phase: str,
         is_start: bool = False,
+        seconds: float | None = None,
     ) -> dict[int, Any]:
         """Waits for every call up to the phase's deadline; by actor its reply, or `Lost`.
 
         It waits in slices, between which it says who is late. The first start of a fleet says how
         far it is, stops waiting when an environment has failed, and leaves `Late` as it is.
+        `seconds` is what is left of the deadline where others have used of it.
         """
         pending = dict(calls)
         outcomes: dict[int, Any] = {}
-        left = self._deadlines[phase]
+        left = self._deadlines[phase] if seconds is None else seconds
         waited, patience = 0.0, _START_NEWS if is_start else _LONG_CALL
         started = time.perf_counter()
         try:
@@ -164,9 +174,6 @@ class Actors:
                     patience *= 2
                 elif self._start_news(waited, pending, outcomes):
                     break
-        except BaseException:
-            self.interrupted |= calls
-            raise
         finally:
             self.waited += time.perf_counter() - started
         late = EnvTimeout(

@@ -135,7 +135,7 @@ class EnvFailure:
                 f"{self} [{self.type_name} cannot be raised in the caller as it is]"
             )
         if self.traceback:
-            error.__cause__ = RemoteTraceback(self.traceback)
+            _set(error, "__cause__", RemoteTraceback(self.traceback))
         return error
 
 
@@ -172,20 +172,26 @@ def merge(ordered: Sequence[EnvFailure]) -> BaseException:
     first, *others = ordered
     error = first.exception()
     if first.traceback:  # our own errors say the same in their message
-        error.add_note(f"raised by env {first.index} in {first.phase}{first.place()}")
+        note(error, f"raised by env {first.index} in {first.phase}{first.place()}")
     for failure in others:
         if failure.traceback or failure.message != first.message:  # an EnvTimeout names them all
-            error.add_note(f"in the same call, {failure}")
+            note(error, f"in the same call, {failure}")
     attach(error, ordered)
     return error
 
 
 def attach(error: BaseException, failures: Sequence[EnvFailure]) -> None:
-    """Sets ``error.env_failures``, where the exception's class allows an attribute."""
-    try:
-        error.env_failures = tuple(failures)  # type: ignore[attr-defined]
-    except Exception:  # a class with its own __setattr__; the notes still say it all
-        error.add_note("(this exception takes no attributes: env_failures is not set)")
+    """Sets ``error.env_failures``."""
+    _set(error, "env_failures", tuple(failures))
+
+
+def note(error: BaseException, text: str) -> None:
+    """`BaseException.add_note`, also where the exception's class refuses attributes."""
+    _set(error, "__notes__", [*getattr(error, "__notes__", []), text])
+
+
+def _set(error: BaseException, name: str, value: object) -> None:
+    BaseException.__setattr__(error, name, value)  # past a __setattr__ of the user's class
 
 
 def _dump(error: BaseException) -> bytes | None:
@@ -197,18 +203,15 @@ def _dump(error: BaseException) -> bytes | None:
     if not isinstance(error, Exception):
         return None
     try:
-        pickled = cloudpickle.dumps(error)
-    except BaseException:  # a lock inside, or a __reduce__ that raises whatever it likes
+        pickled = bytes(cloudpickle.dumps(error))
+        if _same(error, _load(pickled)):
+            return pickled
+        # It pickles and does not load: its __init__ takes other arguments than its `args` (the
+        # commonest custom exception there is). In parts it travels without a call of __init__.
+        pickled = bytes(cloudpickle.dumps(_Bare(type(error), error.args, dict(vars(error)))))
+        return pickled if _same(error, _load(pickled)) else None
+    except BaseException:  # a lock inside; a __reduce__ or a property that raises what it likes
         return None
-    if _same(error, _load(pickled)):
-        return bytes(pickled)
-    try:
-        # Its __init__ takes other arguments than it passed on as `args` (the commonest custom
-        # exception there is), so it loads only without a call of __init__.
-        pickled = cloudpickle.dumps(_Bare(type(error), error.args, dict(vars(error))))
-    except BaseException:
-        return None
-    return bytes(pickled) if _same(error, _load(pickled)) else None
 
 
 @dataclasses.dataclass
@@ -240,8 +243,16 @@ def _load(pickled: bytes | None) -> BaseException | None:
 def _same(error: BaseException, copy: BaseException | None) -> bool:
     if copy is None or _type_name(type(copy)) != _type_name(type(error)):
         return False
-    # `args` may hold arrays, whose == has no truth value: compare what can be compared.
-    return len(copy.args) == len(error.args)
+    # By text: `args` may hold arrays, whose == has no truth value, or objects that have no ==.
+    if _safe_str(copy) != _safe_str(error) or len(copy.args) != len(error.args):
+        return False
+    return all(
+        type(mine) is type(theirs) and (not isinstance(mine, _PLAIN) or mine == theirs)
+        for mine, theirs in zip(copy.args, error.args, strict=True)
+    )
+
+
+_PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def _type_name(cls: type) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import logging
 import pickle
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ class _Build(NamedTuple):
     env_ids: dict[int, Sequence[int]]
     calls: dict[int, Sent]
     built: dict[int, Built]
+    left: float | None
+    """Seconds of the start's deadline that were left when they were sent."""
 
 
 class Fleet:
@@ -88,6 +91,7 @@ class Fleet:
             [actor_options[ids[0]] for ids in self.env_ids],
             deadlines,
         )
+        self._start_timeout = deadlines["start"]
         self._in_process = backend == "local"
         self._seeds = seeds
         self._rebuilds = [0] * self.num_envs
@@ -97,6 +101,7 @@ class Fleet:
             for env_id, constructor in enumerate(constructors)
         ]
         self._last: list[Reply | None] = [None] * len(self.env_ids)
+        self._num_resets = 0
         self._starting: list[_Build] = []
         self._state = "new"
 
@@ -123,11 +128,14 @@ class Fleet:
             return
         self._state = "starting"
         try:
-            actors = range(len(self.env_ids))
+            actors, began = range(len(self.env_ids)), time.monotonic()
             for wave in [[a] for a in actors] if one_by_one else [list(actors)]:
                 for build in self._starting if one_by_one else []:
                     self._finish_build(build, starting=True)
-                self._starting.append(self._post_build({a: self.env_ids[a] for a in wave}))
+                # One deadline for all of them, also where they start one after another.
+                limit = self._start_timeout
+                left = limit and max(0.0, limit - (time.monotonic() - began))
+                self._starting.append(self._post_build({a: self.env_ids[a] for a in wave}, left))
             _close_at_exit(self)
         except BaseException:
             self._end()
@@ -152,7 +160,9 @@ class Fleet:
         self._starting.clear()
         self._state = "open"
 
-    def _post_build(self, env_ids: Mapping[int, Sequence[int]]) -> _Build:
+    def _post_build(
+        self, env_ids: Mapping[int, Sequence[int]], left: float | None = None
+    ) -> _Build:
         """Sends the constructors on their way, to a new actor where there is none."""
         for a in env_ids:
             if a not in self._actors:
@@ -166,13 +176,17 @@ class Fleet:
             )
             for a, ids in env_ids.items()
         }
-        return _Build(dict(env_ids), self._actors.send("build", arguments), {})
+        build = _Build(dict(env_ids), {}, {}, left)
+        with self._actors.kept_if_interrupted(build.calls):
+            self._actors.send("build", arguments, build.calls)
+        return build
 
     def _finish_build(self, build: _Build, starting: bool) -> dict[int, Built]:
         """Waits for environments to be built; by env_id what they told of themselves."""
         if build.built:
             return build.built
-        outcomes = self._actors.receive(build.calls, "start", is_start=starting)
+        with self._actors.kept_if_interrupted(build.calls):
+            outcomes = self._actors.receive(build.calls, "start", starting, build.left)
         late = [a for a, outcome in outcomes.items() if isinstance(outcome, Late)]
         results: dict[int, Result | EnvFailure] = {}
         for a, ids in build.env_ids.items():
@@ -211,18 +225,31 @@ class Fleet:
           Exception: what the environment of the lowest index raised, or `ActorDied`, or
             `EnvTimeout`; after every call has been settled.
         """
-        failures = []
+        failures: list[EnvFailure] = []
         for wave in [[a] for a in arguments] if one_by_one else [list(arguments)]:
-            calls = self._actors.send(method, {a: arguments[a] for a in wave})
-            failures += self._keep(self._actors.receive(calls, method), method)
+            calls: dict[int, Sent] = {}
+            with self._actors.kept_if_interrupted(calls):
+                self._actors.send(method, {a: arguments[a] for a in wave}, calls)
+                failures += self._keep(self._actors.receive(calls, method), method)
         self._fail(failures)
 
     def post_advance(
         self, method: str, arguments: Mapping[int, Sequence[Any]]
     ) -> Callable[[], None]:
         """Like `advance` without waiting; calling what it gives waits, and raises."""
-        calls = self._actors.send(method, arguments)
-        return lambda: self._fail(self._keep(self._actors.receive(calls, method), method))
+        calls: dict[int, Sent] = {}
+        with self._actors.kept_if_interrupted(calls):
+            self._actors.send(method, arguments, calls)
+        num_resets = self._num_resets
+
+        def resolve() -> None:
+            if num_resets != self._num_resets:  # an interrupt kept it from being waited for
+                raise ResetNeeded(f"a reset() has taken the place of this {method}()")
+            with self._actors.kept_if_interrupted(calls):
+                failures = self._keep(self._actors.receive(calls, method), method)
+            self._fail(failures)
+
+        return resolve
 
     def reset(self, env_ids: Sequence[int], one_by_one: bool = False) -> None:
         """Resets some environments, and first rebuilds those of them that have failed.
@@ -239,6 +266,7 @@ class Fleet:
 
     def _prepared_for_reset(self, env_ids: Sequence[int]) -> dict[int, Sequence[Any]]:
         """What to pass to each actor's `reset`, once every environment is there to be reset."""
+        self._num_resets += 1
         self._recover()
         others = set(range(self.num_envs)) - set(env_ids)
         for i in sorted(others):
@@ -289,16 +317,17 @@ class Fleet:
         self.check_ready(operation, arguments)
         by_actor = self._actors.by_actor(arguments)
         packed = arguments if self._in_process else _all_pickled(arguments)
-        calls = self._actors.send(
-            "operate",
-            {
-                a: (operation, [i - self.env_ids[a][0] for i in ids], [packed[i] for i in ids])
-                for a, ids in by_actor.items()
-            },
-        )
+        posts = {
+            a: (operation, [i - self.env_ids[a][0] for i in ids], [packed[i] for i in ids])
+            for a, ids in by_actor.items()
+        }
+        calls: dict[int, Sent] = {}
+        with self._actors.kept_if_interrupted(calls):
+            self._actors.send("operate", posts, calls)
 
         def values() -> list[Any]:
-            outcomes = self._actors.receive(calls, "call")
+            with self._actors.kept_if_interrupted(calls):
+                outcomes = self._actors.receive(calls, "call")
             results: dict[int, Result | EnvFailure] = {}
             for a, ids in by_actor.items():
                 results |= self._results(ids, outcomes[a])
@@ -317,7 +346,10 @@ class Fleet:
         for ids, last in zip(self.env_ids, self._last, strict=True):
             if last is None:
                 raise ResetNeeded(f"env {ids[0]} has no time step yet: call reset() first")
-            self.time_step_layout.fill(columns, ids[0], len(ids), last.block, last.objects)
+            beside = last.objects
+            if self.time_step_layout.has_objects and not self._in_process:
+                beside = [pickle.loads(objects) for objects in beside]
+            self.time_step_layout.fill(columns, ids[0], len(ids), last.block, beside)
         self._actors.episode_steps[columns[0] == 0] = 0
         return columns
 
@@ -331,8 +363,10 @@ class Fleet:
     def timings(self) -> list[tuple[int, float]]:
         """Per environment: how many resets and steps, and the seconds spent in them."""
         self.check_ready("stats")
-        calls = self._actors.send("timings", dict.fromkeys(range(len(self.env_ids)), ()))
-        outcomes = self._actors.receive(calls, "call")
+        calls: dict[int, Sent] = {}
+        with self._actors.kept_if_interrupted(calls):
+            self._actors.send("timings", dict.fromkeys(range(len(self.env_ids)), ()), calls)
+            outcomes = self._actors.receive(calls, "call")
         for outcome in outcomes.values():
             if isinstance(outcome, Lost):
                 self._fail(outcome.failures.values())
@@ -396,9 +430,11 @@ class Fleet:
             broken = {
                 i for a in self._actors.interrupted for i in self.env_ids[a]
             } | self._actors.failed.keys()
-            calls = self._actors.send(
+            calls: dict[int, Sent] = {}
+            self._actors.send(
                 "operate",
                 {a: ("close", range(len(ids)), [nothing] * len(ids)) for a, ids in alive.items()},
+                calls,
             )
             outcomes = self._actors.receive(calls, "close")
             for a, ids in alive.items():
@@ -441,10 +477,12 @@ class Fleet:
         try:
             return pickle.loads(result.value)
         except Exception as problem:
-            raise RemoteEnvError(
+            error = RemoteEnvError(
                 f"env {env_id} gave a value that cannot be loaded in the caller: "
                 f"{type(problem).__name__}: {problem}"
-            ) from problem
+            )
+            errors.attach(error, [errors.record(problem, index=env_id, phase="call")])
+            raise error from problem
 
     def _note(self, results: Iterable[Result | EnvFailure]) -> list[EnvFailure]:
         """Gives the failures, and remembers those after which an environment has to be rebuilt."""
@@ -465,7 +503,7 @@ class Fleet:
             error = errors.merge(failures)
             if failures[0].traceback and gin_state.within_configurable():
                 # gin's proxy has no __cause__, but it shows notes.
-                error.add_note(f"remote traceback:\n{failures[0].traceback.rstrip()}")
+                errors.note(error, f"remote traceback:\n{failures[0].traceback.rstrip()}")
             raise error
 
 

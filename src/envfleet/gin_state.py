@@ -38,7 +38,9 @@ class GinState:
       config: `gin.config_str()`: bindings, macros and imports, includes flattened.
       scope: the active scope, "" for none.
       modules: modules that register what the configuration names; an actor imports them first.
-      registered: pickled registrations of ``__main__``, which an actor cannot import.
+      selectors: what the configuration names.
+      registered: pickled registrations that no import makes: of ``__main__``, and of
+        `gin.external_configurable`.
       constants: pickled values of `gin.constant`.
       bindings: pickled values of bindings that are not literals, which `config` leaves out.
     """
@@ -46,12 +48,13 @@ class GinState:
     config: str = ""
     scope: str = ""
     modules: tuple[str, ...] = ()
+    selectors: tuple[str, ...] = ()
     registered: tuple[bytes, ...] = ()
     constants: tuple[tuple[str, bytes], ...] = ()
     bindings: tuple[tuple[str, bytes], ...] = ()
 
     def apply(self) -> tuple[str, ...]:
-        """Puts the configuration in force in this process; gives the modules it could not import.
+        """Puts the configuration in force in this process; gives what it could not, and why.
 
         The process is an actor's: Ray may have used it before, so what it holds is cleared first.
         """
@@ -66,6 +69,9 @@ class GinState:
         gin.clear_config()
         for pickled in self.registered:
             cloudpickle.loads(pickled)
+        unknown = [selector for selector in self.selectors if selector not in _gin._REGISTRY]
+        if not problems:  # or these follow from those
+            problems = [f"{selector} (nothing registers it there)" for selector in unknown]
         for name, value in self.constants:
             with contextlib.suppress(ValueError):  # the environment's own module defined it
                 gin.constant(name, cloudpickle.loads(value))
@@ -100,7 +106,7 @@ def capture() -> GinState:
     registered = [
         _pickled(c.selector, c.wrapper, lost)
         for c in configurables
-        if c.wrapped.__module__ == "__main__"
+        if c.wrapped.__module__.partition(".")[0] != "gin" and not _importable(c.wrapper)
     ]
     constants = [
         (name, _pickled(f"%{name}", value, lost))
@@ -118,6 +124,7 @@ def capture() -> GinState:
         config=gin.config_str(),
         scope=gin.current_scope_str(),
         modules=tuple(sorted(modules)),
+        selectors=tuple(c.selector for c in configurables),
         registered=tuple(p for p in registered if p is not None),
         constants=tuple((name, p) for name, p in constants if p is not None),
         bindings=tuple((key, p) for key, p in bindings if p is not None),
@@ -161,6 +168,8 @@ def dumps(value: Any) -> bytes:
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
+        if obj is gin.REQUIRED:  # recognised by identity, which a copy would not have
+            return getattr, (gin, "REQUIRED")
         if isinstance(obj, types.CodeType):
             # cloudpickle drops the file's name, and a remote traceback needs it.
             make, args = self.dispatch_table[types.CodeType](obj)

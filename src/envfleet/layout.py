@@ -134,7 +134,7 @@ class Layout:
             columns[i][start : start + rows] = view
         for j, i in enumerate(self._beside):
             for row in range(rows):
-                columns[i][start + row] = objects[row][j]
+                columns[i][start + row, ...] = objects[row][j]
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Leaves in the structure's own types."""

@@ -235,10 +235,11 @@ class ParallelPyEnvironment(Specs, Closing):
             raise NotImplementedError(f"Only rgb_array rendering is supported, not {mode!r}")
         images = [np.asarray(image) for image in self._operate("render")]
         for i, image in enumerate(images):
-            if image.ndim != 3 or image.shape != images[0].shape:
+            fits = image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
+            if not fits or image.shape != images[0].shape:
                 raise ValueError(
-                    f"env {i} rendered shape {image.shape}, env 0 {images[0].shape}, expected the "
-                    "same (height, width, 3) of all"
+                    f"env {i} rendered shape {image.shape} of {image.dtype}, env 0 "
+                    f"{images[0].shape}, expected the same (height, width, 3) of uint8 of all"
                 )
         return np.stack(images)
 
@@ -329,6 +330,9 @@ def _checked_options(
 ) -> list[Mapping[str, Any]]:
     if given is None or isinstance(given, Mapping):
         return [given or {}] * num_envs
+    for i, options in enumerate(given):
+        if not isinstance(options, Mapping):
+            raise TypeError(f"actor_options[{i}] is {options!r}, expected a mapping")
     if len(given) != num_envs:
         raise ValueError(
             f"actor_options has {len(given)} elements, expected one mapping, or one for each of "

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 from envfleet import gin_state
 from envfleet.actor import MethodOf
 from envfleet.actors import deadlines
+from envfleet.errors import EnvFleetError, note
 from envfleet.fleet import Fleet
 from envfleet.seeding import Seeds
 
@@ -75,7 +76,7 @@ class Closing:
             if error is None:
                 raise
             # The error that is on its way is the one to see; this one is not lost.
-            error.add_note(f"and then closing failed: {type(problem).__name__}: {problem}")
+            note(error, f"and then closing failed: {type(problem).__name__}: {problem}")
 
 
 class Promise(Generic[_T]):
@@ -125,22 +126,32 @@ class EnvHandle(Specs):
         Raises:
           AttributeError: there is none of that name.
         """
-        return self._post("access", name)()
-
-    def __getattr__(self, name: str) -> Any:
-        # Pickling, copying and notebooks ask for dunder names: they are answered here.
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        if not self._fleet.started:
-            raise AttributeError(f"{name!r}: the environment is not there before start()")
         value = self._post("get_attr", name)()
         if is_method(value):
             return lambda *args, **kwargs: self.call(name, *args, **kwargs)()
         return value
 
+    def __getattr__(self, name: str) -> Any:
+        # Pickling, copying and notebooks ask for dunder names: they are answered here.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        try:
+            self._fleet.check_ready("getattr", [self._env_id])
+        except EnvFleetError as problem:  # and hasattr says so, too
+            raise AttributeError(f"{name!r}: {problem}") from problem
+        return self.access(name)
+
     def _post(self, operation: str, *arguments: Any) -> Promise[Any]:
         values = self._fleet.post(operation, {self._env_id: arguments})
-        return Promise(lambda: values()[0])
+
+        def value() -> Any:
+            self._wait_moving()  # under its own deadline: the call is queued behind it
+            return values()[0]
+
+        return Promise(value)
+
+    def _wait_moving(self) -> None:
+        """Waits for a step that is on its way; in a batch there is none between its steps."""
 
 
 @gin_state.configurable
@@ -254,10 +265,6 @@ class ActorPyEnvironment(EnvHandle, Closing):
         self._fleet.check_ready("current_time_step")
         return self._time_step()
 
-    def close(self) -> None:
-        self._wait_moving()
-        super().close()
-
     def _advance(self, resolve: Callable[[], None], blocking: bool) -> Any:
         def time_step() -> Any:
             resolve()
@@ -269,9 +276,9 @@ class ActorPyEnvironment(EnvHandle, Closing):
         return self._moving
 
     def _wait_moving(self) -> None:
-        moving, self._moving = self._moving, None
-        if moving is not None:
-            moving.wait()
+        if self._moving is not None:
+            self._moving.wait()  # an interrupt leaves it to the reset that must follow
+            self._moving = None
 
     def _time_step(self) -> Any:
         columns = self._fleet.columns()

@@ -28,6 +28,8 @@ _REFUSED = {
     "lifetime": "an environment does not outlive its batch",
 }
 
+_GONE = "the Ray that the actors were on was shut down"
+
 _DEFAULTS = {
     # Without a strategy Ray piles actors on one node until it is full.
     "scheduling_strategy": "SPREAD",
@@ -82,11 +84,14 @@ _REMOTE = ray.remote(RayEnvActor)
 class RayChannel:
     """A handle on one Ray actor."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, backend: RayBackend, handle: Any) -> None:
+        self._backend = backend
         self._handle = handle
         self._methods: dict[str, Any] = {}
 
     def post(self, method: str, *args: Any) -> Any:
+        if not ray.is_initialized():  # or Ray would start itself, with arguments of its own
+            raise Died(_GONE)
         try:
             bound = self._methods.get(method)
             if bound is None:
@@ -96,11 +101,11 @@ class RayChannel:
             raise
         except Exception as problem:
             # A plain Exception: the handle is of a Ray that has been shut down since.
-            raise Died(str(problem)) from None
+            raise Died(str(problem) if self._backend.is_there() else _GONE) from None
 
     def kill(self) -> None:
-        if not ray.is_initialized():
-            return  # or `ray.kill` would start a new Ray
+        if not self._backend.is_there():
+            return
         with contextlib.suppress(Exception):  # not known any more: gone, which is what was wanted
             ray.kill(self._handle, no_restart=True)
 
@@ -114,18 +119,23 @@ class RayBackend:
 
     def __init__(self, ray_init: Mapping[str, Any] | None) -> None:
         self._lease = _Lease.take(ray_init)
+        self._address = _address()
+
+    def is_there(self) -> bool:
+        """Whether Ray still is the one that the actors are on: the user may have shut it down."""
+        return ray.is_initialized() and _address() == self._address
 
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> RayChannel:
         for name in options.keys() & _REFUSED.keys():
             raise ValueError(f"actor_options[{name!r}] is not for the caller: {_REFUSED[name]}")
-        if not ray.is_initialized():  # or Ray would start itself, with other arguments
-            raise EnvFleetError("Ray was shut down under the batch: make a new batch")
+        if not self.is_there():
+            raise EnvFleetError(f"{_GONE}: make a new batch")
         chosen = {**_DEFAULTS, **options, "max_restarts": 0, "max_task_retries": 0}
-        return RayChannel(_REMOTE.options(**chosen).remote(list(env_ids)))
+        return RayChannel(self, _REMOTE.options(**chosen).remote(list(env_ids)))
 
     def settle(self, calls: Sequence[Any], timeout: float | None) -> list[Any]:
-        if not ray.is_initialized():  # or `ray.get` would start one
-            return [Died("Ray was shut down")] * len(calls)
+        if not self.is_there():
+            return [Died(_GONE)] * len(calls)
         started = time.monotonic()
         try:
             return ray.get(list(calls), timeout=timeout)  # type: ignore[no-any-return]
