@@ -364,3 +364,31 @@ def test_failure_is_logged_in_one_line(make_batch, caplog):
     (line,) = [record.getMessage() for record in caplog.records if record.name == "envfleet"]
     assert line.startswith("env 1 failed in step (pid ")
     assert line.endswith("KeyError: 'arm'")
+
+
+def test_rebuilt_environment_has_a_seed_of_its_own_that_is_the_same_at_every_run(make_batch):
+    seeds = []
+    for _ in range(2):
+        faulty = faults.Constructor(faults.key_error, "step")
+        with make_batch([ProbeEnv, faulty], seed=3) as batch:
+            first = batch.reset().observation["seed"].tolist()
+            with pytest.raises(KeyError):
+                batch.step([0, 0])
+            seeds.append((first, batch.reset().observation["seed"].tolist()))
+    assert seeds[0] == seeds[1]
+    (first, then), _ = seeds
+    assert first[0] == then[0]
+    assert len({*first, *then}) == 3
+
+
+def test_call_without_a_deadline_says_who_is_late(on_ray, caplog, monkeypatch):
+    from envfleet import actors
+    from envfleet.testing import DelayEnv
+
+    monkeypatch.setattr(actors, "_LONG_CALL", 0.2)
+    with ParallelPyEnvironment([ProbeEnv, functools.partial(DelayEnv, 1.0)]) as batch:
+        batch.reset()
+        batch.step([0, 0])
+    lines = [record.getMessage() for record in caplog.records if "step()" in record.getMessage()]
+    assert lines[0] == "env 1 of 2 still in step() after 0.2 s (a step_timeout would end that)"
+    assert 1 <= len(lines) <= 3  # each time it waits twice as long

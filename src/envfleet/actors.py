@@ -266,7 +266,7 @@ class Actors:
 
     def _long_call_news(self, waited: float, pending: Iterable[int], phase: str) -> None:
         _log.warning(
-            "%s of %d have been in %s for %.0f s (a %s_timeout would end that)",
+            "%s of %d still in %s after %.1f s (a %s_timeout would end that)",
             self.names(pending),
             self.num_envs,
             _DOING[phase],
