@@ -73,7 +73,7 @@ def run(phase: str, fault: Any, backend: str) -> tuple[BaseException, Any]:
     limits = {}
     if fault is faults.hang:
         kind = "start" if phase in ("construct", "specs") else phase
-        limits = {f"{kind}_timeout": 6.0 if kind == "start" else 0.5}
+        limits = {f"{kind}_timeout": 12.0 if kind == "start" else 0.5}
     batch = None
     with pytest.raises(BaseException) as caught:  # noqa: PT012 - the phase says in which line
         batch = ParallelPyEnvironment(constructors, backend=backend, **limits)
@@ -146,7 +146,7 @@ def test_an_interrupt_that_an_actor_raises_is_no_interrupt_of_the_caller(case, p
 def test_end_of_a_process_is_told(case, phase, on_ray):
     error, batch = run(phase, case.fault, "ray")
     if case.fault is faults.hang and phase in ("construct", "specs"):
-        assert "2 of 3 actors started in 6.0 s; of the other 1, 1 run" in str(error)
+        assert "2 of 3 actors started in 12.0 s; of the other 1, 1 run" in str(error)
         return
     check_report(error, case, phase)
     if batch is not None and phase == "call":

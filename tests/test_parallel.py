@@ -528,10 +528,10 @@ def test_start_is_parallel_unless_asked_otherwise(on_ray):
 def test_start_that_cannot_finish_says_what_was_asked_for_and_what_there_is(on_ray):
     started = time.perf_counter()
     with pytest.raises(FleetStartError) as caught:
-        ParallelPyEnvironment([ProbeEnv] * 4, actor_options={"num_cpus": 2}, start_timeout=4.0)
+        ParallelPyEnvironment([ProbeEnv] * 4, actor_options={"num_cpus": 2}, start_timeout=8.0)
     assert time.perf_counter() - started < 30
     text = str(caught.value)
-    assert "2 of 4 actors started in 4.0 s" in text
+    assert "2 of 4 actors started in 8.0 s" in text
     assert "2 wait for resources" in text
     assert "asked for 4 x 2 CPU" in text
     assert "4 CPU of which 0 free" in text
