@@ -7,6 +7,7 @@ frames, and that what follows is in step.
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any, NamedTuple
 
 import faults
@@ -313,6 +314,32 @@ def test_death_is_told_with_process_and_step(on_ray):
         (failure,) = caught.value.env_failures
         assert failure.episode_step == 2
         assert f"pid {failure.pid}" in str(caught.value)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_lost_environment_knows_its_own_steps_however_the_batch_steps(blocking, backend):
+    late = functools.partial(LateAtThirdStep, 0.6)
+    with ParallelPyEnvironment(
+        [ProbeEnv, ProbeEnv, late], backend=backend, blocking=blocking, step_timeout=0.5
+    ) as batch:
+        batch.reset()
+        for _ in range(2):
+            batch.step([0, 0, 0])
+        with pytest.raises(EnvTimeout) as caught:
+            batch.step([0, 0, 0])
+        (failure,) = caught.value.env_failures
+        assert (failure.index, failure.episode_step) == (2, 2)
+
+
+class LateAtThirdStep(ProbeEnv):
+    def __init__(self, delay: float) -> None:
+        super().__init__(episode_length=9)
+        self.delay = delay
+
+    def step(self, action: Any) -> Any:
+        if self._step == 2:
+            time.sleep(self.delay)
+        return super().step(action)
 
 
 def test_what_failed_before_is_closed_without_news(make_batch):

@@ -453,10 +453,11 @@ class Fleet:
 
     def _keep(self, outcomes: Mapping[int, Any], method: str) -> list[EnvFailure]:
         """Keeps the time steps that a reset or a step gave; gives the failures."""
-        if method == "step":
-            self._actors.episode_steps += 1  # `columns` sets those of a FIRST back to 0
         failures: list[EnvFailure] = []
         for a, outcome in outcomes.items():
+            if method == "step":
+                ids = self.env_ids[a]
+                self._actors.episode_steps[ids[0] : ids[-1] + 1] += 1  # `columns` resets a FIRST's
             if isinstance(outcome, Lost):
                 failures += outcome.failures.values()
                 continue
