@@ -15,7 +15,6 @@ from envfleet import (
     EnvTimeout,
     FleetStartError,
     InvalidAction,
-    ParallelPyEnvironment,
     Promise,
     ResetNeeded,
 )
@@ -252,4 +251,3 @@ print("pid", three.envs[0].pid if hasattr(three.envs[0], "pid") else "none")
     )
     assert done.returncode == 0, done.stderr
     assert "pid none" in done.stdout
-    assert isinstance(ParallelPyEnvironment, type)

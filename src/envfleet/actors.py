@@ -176,15 +176,16 @@ class Actors:
                     break
         finally:
             self.waited += time.perf_counter() - started
-        late = EnvTimeout(
-            f"{self.names(pending)} of {self.num_envs} did not finish {_DOING[phase]} in "
-            f"{self._deadlines[phase]} s"
-        )
         for a, outcome in outcomes.items():
-            if isinstance(outcome, Late) and not is_start:
-                outcomes[a] = self._lost(a, calls[a].channel, late, phase)
-            elif isinstance(outcome, Died):
+            if isinstance(outcome, Died):
                 outcomes[a] = self._lost(a, calls[a].channel, self._died(a, outcome, phase), phase)
+        if pending and not is_start:
+            late = EnvTimeout(
+                f"{self.names(pending)} of {self.num_envs} did not finish {_DOING[phase]} in "
+                f"{self._deadlines[phase]} s"
+            )
+            for a, sent in pending.items():
+                outcomes[a] = self._lost(a, sent.channel, late, phase)
         return outcomes
 
     def _settle(self, calls: Mapping[int, Sent], timeout: float | None) -> dict[int, Any]:
@@ -291,12 +292,22 @@ class Actors:
             if a not in pending
         )
 
+    # -- who is where ------------------------------------------------------------------------------
+
+    def host(self, env_id: int) -> int:
+        """The actor that hosts an environment."""
+        return env_id // len(self.env_ids[0])
+
     def by_actor(self, env_ids: Iterable[int]) -> dict[int, list[int]]:
+        """Environments in ascending order, by the actor that hosts them."""
         by_actor: dict[int, list[int]] = {}
-        size = len(self.env_ids[0])
         for i in sorted(env_ids):
-            by_actor.setdefault(i // size, []).append(i)
+            by_actor.setdefault(self.host(i), []).append(i)
         return by_actor
+
+    def rows(self, a: int, env_ids: Iterable[int]) -> list[int]:
+        """The rows that environments have in their actor's block."""
+        return [i - self.env_ids[a][0] for i in env_ids]
 
     def names(self, actors: Iterable[int]) -> str:
         ids = [i for a in actors for i in self.env_ids[a]]

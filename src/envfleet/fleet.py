@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envfleet import channels, errors, gin_state, specs
-from envfleet.actor import Built, Reply, Result
+from envfleet.actor import Built, Reply
 from envfleet.actors import Actors, Lost, Sent
 from envfleet.channels import Late
 from envfleet.errors import (
@@ -169,7 +169,7 @@ class Fleet:
                 self._actors.open(a)
         arguments = {
             a: (
-                [i - self.env_ids[a][0] for i in ids],
+                self._actors.rows(a, ids),
                 [self._constructors[i] for i in ids],
                 [self._seeds and self._seeds.of(i, self._rebuilds[i]) for i in ids],
                 self._gin,
@@ -188,10 +188,8 @@ class Fleet:
         with self._actors.kept_if_interrupted(build.calls):
             outcomes = self._actors.receive(build.calls, "start", starting, build.left)
         late = [a for a, outcome in outcomes.items() if isinstance(outcome, Late)]
-        results: dict[int, Result | EnvFailure] = {}
-        for a, ids in build.env_ids.items():
-            if a not in late:
-                results |= self._results(ids, outcomes[a])
+        answered = [i for a, ids in build.env_ids.items() if a not in late for i in ids]
+        results = self._results(answered, outcomes)
         self._fail(results.values())
         if late:
             raise FleetStartError(self._actors.late_start(late))
@@ -274,11 +272,11 @@ class Fleet:
                 problem = ResetNeeded(f"reset() without env {i}, but {self._actors.failed[i]}")
                 errors.attach(problem, [self._actors.failed[i]])
                 raise problem
-            if self._last[i // len(self.env_ids[0])] is None:
+            if self._last[self._actors.host(i)] is None:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
         self._revive(env_ids)
         by_actor = self._actors.by_actor(env_ids)
-        return {a: ([i - self.env_ids[a][0] for i in ids],) for a, ids in by_actor.items()}
+        return {a: (self._actors.rows(a, ids),) for a, ids in by_actor.items()}
 
     def _revive(self, env_ids: Iterable[int]) -> None:
         """Rebuilds the given environments where they have failed, each with its next seed."""
@@ -315,26 +313,28 @@ class Fleet:
     ) -> Callable[[], list[Any]]:
         """Like `operate` without waiting; calling what it gives waits for the values, or raises."""
         self.check_ready(operation, arguments)
-        by_actor = self._actors.by_actor(arguments)
-        packed = arguments if self._in_process else _all_pickled(arguments)
-        posts = {
-            a: (operation, [i - self.env_ids[a][0] for i in ids], [packed[i] for i in ids])
-            for a, ids in by_actor.items()
-        }
         calls: dict[int, Sent] = {}
         with self._actors.kept_if_interrupted(calls):
-            self._actors.send("operate", posts, calls)
+            self._send_operation(operation, arguments, calls)
 
         def values() -> list[Any]:
             with self._actors.kept_if_interrupted(calls):
                 outcomes = self._actors.receive(calls, "call")
-            results: dict[int, Result | EnvFailure] = {}
-            for a, ids in by_actor.items():
-                results |= self._results(ids, outcomes[a])
+            results = self._results(arguments, outcomes)
             self._fail(results.values())
             return [self._value(i, results[i]) for i in arguments]
 
         return values
+
+    def _send_operation(
+        self, operation: str, arguments: Mapping[int, Sequence[Any]], calls: dict[int, Sent]
+    ) -> None:
+        packed = arguments if self._in_process else _all_pickled(arguments)
+        posts = {
+            a: (operation, self._actors.rows(a, ids), [packed[i] for i in ids])
+            for a, ids in self._actors.by_actor(arguments).items()
+        }
+        self._actors.send("operate", posts, calls)
 
     def columns(self) -> list[np.ndarray[Any, Any]]:
         """Every environment's current time step: fresh arrays, one for each leaf.
@@ -367,10 +367,9 @@ class Fleet:
         with self._actors.kept_if_interrupted(calls):
             self._actors.send("timings", dict.fromkeys(range(len(self.env_ids)), ()), calls)
             outcomes = self._actors.receive(calls, "call")
-        for outcome in outcomes.values():
-            if isinstance(outcome, Lost):
-                self._fail(outcome.failures.values())
-        return [timing for outcome in outcomes.values() for timing in outcome]
+        results = self._results(range(self.num_envs), outcomes)
+        self._fail(results.values())
+        return list(results.values())
 
     @property
     def waited(self) -> float:
@@ -378,11 +377,6 @@ class Fleet:
         return self._actors.waited
 
     # -- state -------------------------------------------------------------------------------------
-
-    @property
-    def started(self) -> bool:
-        """Whether the environments have been built; true also after `close`."""
-        return self._state in ("open", "closed")
 
     def check_open(self, method: str) -> None:
         """Raises `ClosedError` after `close`, and `EnvFleetError` before `start`."""
@@ -421,28 +415,18 @@ class Fleet:
         if self._state != "open":
             self._end()
             return
-        failures: list[Result | EnvFailure] = []
+        # What failed before, or never answered after an interrupt, is closed as well as can be; its
+        # end is no news.
+        interrupted = {i for a in self._actors.interrupted for i in self.env_ids[a]}
+        broken = interrupted | self._actors.failed.keys()
         try:
-            nothing = () if self._in_process else gin_state.dumps(())
-            alive = {a: ids for a, ids in enumerate(self.env_ids) if a in self._actors}
-            # What failed before, or never answered after an interrupt, is closed as well as can
-            # be; its end is no news.
-            broken = {
-                i for a in self._actors.interrupted for i in self.env_ids[a]
-            } | self._actors.failed.keys()
+            alive = [i for i in range(self.num_envs) if self._actors.host(i) in self._actors]
             calls: dict[int, Sent] = {}
-            self._actors.send(
-                "operate",
-                {a: ("close", range(len(ids)), [nothing] * len(ids)) for a, ids in alive.items()},
-                calls,
-            )
-            outcomes = self._actors.receive(calls, "close")
-            for a, ids in alive.items():
-                results = self._results(ids, outcomes[a])
-                failures += [results[i] for i in ids if i not in broken]
+            self._send_operation("close", dict.fromkeys(alive, ()), calls)
+            results = self._results(alive, self._actors.receive(calls, "close"))
         finally:
             self._end()
-        self._fail(failures)
+        self._fail(result for i, result in results.items() if i not in broken)
 
     def _end(self) -> None:
         self._state = "closed"
@@ -466,11 +450,16 @@ class Fleet:
             self._last[a] = reply
         return failures
 
-    def _results(self, env_ids: Sequence[int], outcome: Any) -> dict[int, Result | EnvFailure]:
-        """What an operation gave for some environments of an actor, by env_id."""
-        if isinstance(outcome, Lost):
-            return {i: outcome.failures[i] for i in env_ids}
-        return dict(zip(env_ids, outcome, strict=True))
+    def _results(self, env_ids: Iterable[int], outcomes: Mapping[int, Any]) -> dict[int, Any]:
+        """By env_id what came for the environments that the actors were asked about."""
+        results: dict[int, Any] = {}
+        for a, ids in self._actors.by_actor(env_ids).items():
+            outcome = outcomes[a]
+            if isinstance(outcome, Lost):
+                results |= {i: outcome.failures[i] for i in ids}
+            else:
+                results |= zip(ids, outcome, strict=True)
+        return results
 
     def _value(self, env_id: int, result: Any) -> Any:
         if self._in_process:
@@ -485,19 +474,17 @@ class Fleet:
             errors.attach(error, [errors.record(problem, index=env_id, phase="call")])
             raise error from problem
 
-    def _note(self, results: Iterable[Result | EnvFailure]) -> list[EnvFailure]:
+    def _note(self, results: Iterable[Any]) -> list[EnvFailure]:
         """Gives the failures, and remembers those after which an environment has to be rebuilt."""
+        failed = self._actors.failed
         failures = [result for result in results if isinstance(result, EnvFailure)]
         for failure in failures:
-            if (
-                failure.phase in ("construct", "reset", "step")
-                or failure.index in self._actors.failed
-            ):
-                self._actors.failed[failure.index] = failure
+            if failure.phase in ("construct", "reset", "step") or failure.index in failed:
+                failed[failure.index] = failure
                 _log.warning("%s", failure)
         return failures
 
-    def _fail(self, results: Iterable[Result | EnvFailure]) -> None:
+    def _fail(self, results: Iterable[Any]) -> None:
         """Raises the failure of the lowest index, if there is one."""
         failures = sorted(self._note(results), key=lambda failure: failure.index)
         if failures:
