@@ -15,6 +15,7 @@ ROWS = [
     ["parallel"],
     ["single"],
     ["fleet"],
+    ["restarts", "time_steps"],
     ["actors"],
     ["channels.local", "channels.remote"],
     ["channels"],

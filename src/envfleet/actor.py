@@ -140,12 +140,15 @@ class EnvActor:
             # Not by `with`: contextlib would set attributes on what the constructor raises.
             scope.__exit__(None, None, None)
         built = Built(environment.time_step_spec(), environment.action_spec(), unimported)
-        self._layout = Layout(built.time_step_spec, "")
-        self._action_layout = Layout(built.action_spec, "actions")
-        size = self._layout.nbytes(len(self._slots))
-        if size != len(self._block):
-            self._block = np.zeros(size, np.uint8)
-            self._views = self._layout.views(self._block, len(self._slots))
+        layout, action_layout = (
+            Layout(built.time_step_spec, ""),
+            Layout(built.action_spec, "actions"),
+        )
+        # One with other specs is refused by the caller, and must not disturb its neighbours' rows.
+        if self._layout is None or all(slot.environment is None for slot in self._slots):
+            self._layout, self._action_layout = layout, action_layout
+            self._block = np.zeros(layout.nbytes(len(self._slots)), np.uint8)
+            self._views = layout.views(self._block, len(self._slots))
         if seed is not None:
             environment.seed(seed)
         self._slots[row].environment = environment
@@ -162,13 +165,16 @@ class EnvActor:
                 failures.append(failure)
         return self._reply(failures)
 
-    def step(self, block: Buffer, objects: Sequence[Any] = ()) -> Buffer | Reply:
-        """Steps every environment once, or resets it where its episode has ended."""
+    def step(
+        self, block: Buffer, objects: Sequence[Any] = (), rows: Sequence[int] | None = None
+    ) -> Buffer | Reply:
+        """Steps every environment (or some) once, or resets it where its episode has ended."""
         layout = self._action_layout
         assert layout is not None
         views = layout.views(block, len(self._slots))
         failures = []
-        for row, slot in enumerate(self._slots):
+        for row in range(len(self._slots)) if rows is None else rows:
+            slot = self._slots[row]
             # What came through Ray is read-only memory of Ray's: the environment gets a copy.
             beside = objects[row] if objects else ()
             action = None if slot.over else (layout, views, row, beside)
@@ -232,11 +238,12 @@ class EnvActor:
             if operation == "close":
                 return None
             raise RuntimeError("there is no environment: it failed before")
-        arguments = payload if self._in_process else pickle.loads(payload)
-        value = OPERATIONS[operation](slot.environment, *arguments)
+        environment = slot.environment
         if operation == "close":
-            slot.environment = None
-        elif operation == "set_state":
+            slot.environment = None  # once, however it ends
+        arguments = payload if self._in_process else pickle.loads(payload)
+        value = OPERATIONS[operation](environment, *arguments)
+        if operation == "set_state":
             slot.over = False  # the episode that the state belongs to goes on
         return value
 

@@ -2,21 +2,27 @@
 
 Knows which actor hosts which environments, and how far each one's episode is; not what a time step
 is. Actor ``a`` hosts ``env_ids[a]``, in that order.
+
+An actor works through its calls one after another. A call's deadline counts from when somebody
+waits for it and no call before it is on its way any more, so none pays for another's time.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from envfleet import channels, errors
-from envfleet.channels import Died, Late
-from envfleet.errors import ActorDied, ClosedError, EnvFailure, EnvFleetError, EnvTimeout
+from envfleet.channels import Died, Gone, Late
+from envfleet.errors import ActorDied, EnvFailure, EnvFleetError, EnvTimeout
 
 _log = logging.getLogger("envfleet")
 
@@ -47,19 +53,40 @@ def deadlines(**seconds: float | None) -> dict[str, float | None]:
     return seconds
 
 
-class Sent(NamedTuple):
-    """A call on its way: to which actor, and by which of the channels that it has had."""
+@dataclasses.dataclass(eq=False, slots=True)
+class Sent:
+    """A call on its way."""
 
+    number: int
+    """Later calls have larger ones."""
+    a: int
+    env_ids: Sequence[int]
+    """The environments that it moves, or asks."""
     method: str
-    channel: channels.Channel
-    call: channels.Call | None
+    phase: str
+    limit: float | None
+    at: float
+    """When it was sent, by `time.monotonic`."""
+    call: channels.Call | None = None
     """None where an interrupt came while it was being posted: it may have been sent or not."""
+    due: float | None = None
+    """When it has to be done, by `time.monotonic`; None while its clock stands still."""
+    outcome: Any = None
+    """Its reply, or `Lost`; None while it is on its way."""
+    is_kept: bool = False
+    """Whether the time steps that it gave have been kept."""
 
 
-class Lost(NamedTuple):
-    """The outcome of a call to an actor that died or was late: a failure for each environment."""
+@dataclasses.dataclass(eq=False, slots=True)
+class Lost:
+    """The outcome of every call to an actor that died or was late."""
 
     failures: dict[int, EnvFailure]
+    """For each environment that it hosted."""
+    for_good: bool
+    """Whether there is nothing left that a new actor could live on."""
+    told: bool = False
+    """Whether somebody has acted on it: several calls may have been on their way."""
 
 
 class Actors:
@@ -72,8 +99,7 @@ class Actors:
       deadlines: seconds that a call may take, by phase.
 
     Attributes:
-      failed: environments that have to be rebuilt, and why.
-      interrupted: calls that an interrupt left on their way, by actor.
+      interrupted: calls of which an interrupt kept the caller; None if there was none.
       episode_steps: how many steps each environment's episode has had.
       waited: seconds that the caller has spent waiting.
     """
@@ -87,8 +113,7 @@ class Actors:
     ) -> None:
         self.env_ids = env_ids
         self.num_envs = env_ids[-1][-1] + 1
-        self.failed: dict[int, EnvFailure] = {}
-        self.interrupted: dict[int, Sent] = {}
+        self.interrupted: list[Sent] | None = None
         self.episode_steps = np.zeros(self.num_envs, np.int64)
         self.waited = 0.0
         self._connect = connect
@@ -97,24 +122,32 @@ class Actors:
         self._deadlines = deadlines
         self._channels: dict[int, channels.Channel] = {}
         self._hellos: dict[int, channels.Call] = {}
+        self._queues: dict[int, collections.deque[Sent]] = {}
+        self._numbers = itertools.count()
 
     def __contains__(self, a: int) -> bool:
         """Whether the actor is there."""
         return a in self._channels
 
     def open(self, a: int) -> None:
-        """Starts an actor, without waiting for it."""
+        """Starts an actor, without waiting for it.
+
+        Raises:
+          Gone: there is nothing any more that it could live on.
+        """
         if self._backend is None:
             self._backend = self._connect()
         channel = self._backend.open(self.env_ids[a], self._options[a])
         self._channels[a] = channel
-        self._hellos[a] = channel.post("hello")
+        self._queues[a] = collections.deque()
+        self._hellos[a] = channel.post(None, "hello")
 
     def end(self) -> None:
         """Ends every actor at once."""
         for channel in self._channels.values():
             channel.kill()
         self._channels.clear()
+        self._queues.clear()
         backend, self._backend = self._backend, None
         if backend is not None:
             backend.close()
@@ -122,98 +155,154 @@ class Actors:
     # -- calls -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def kept_if_interrupted(self, calls: Mapping[int, Sent]) -> Iterator[None]:
+    def kept_if_interrupted(self, calls: Sequence[Sent]) -> Iterator[None]:
         """Around all that is done with calls, from sending them to keeping what they gave."""
         try:
             yield
         except BaseException:
-            self.interrupted |= calls
+            self.interrupted = [*(self.interrupted or ()), *calls]
             raise
 
     def send(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], calls: dict[int, Sent]
-    ) -> None:
-        """Posts a call to each actor, into `calls`; where one is gone, `Died` stands for it."""
-        for a, args in arguments.items():
-            channel = self._channels[a]
-            calls[a] = Sent(method, channel, None)
-            try:
-                calls[a] = Sent(method, channel, channel.post(method, *args))
-            except Died as died:
-                calls[a] = Sent(method, channel, died)
-
-    def receive(
         self,
-        calls: Mapping[int, Sent],
+        a: int,
+        env_ids: Sequence[int],
         phase: str,
-        is_start: bool = False,
-        seconds: float | None = None,
-    ) -> dict[int, Any]:
-        """Waits for every call up to the phase's deadline; by actor its reply, or `Lost`.
+        method: str,
+        *args: Any,
+        limit: float | None = None,
+    ) -> Sent:
+        """Posts a call to an actor, for some of its environments.
 
-        It waits in slices, between which it says who is late. The first start of a fleet says how
-        far it is, stops waiting when an environment has failed, and leaves `Late` as it is.
-        `seconds` is what is left of the deadline where others have used of it.
+        Its limit is the phase's, unless one is given. If the actor is gone, it is `Lost` at once.
         """
-        pending = dict(calls)
-        outcomes: dict[int, Any] = {}
-        left = self._deadlines[phase] if seconds is None else seconds
-        waited, patience = 0.0, _START_NEWS if is_start else _LONG_CALL
+        limit = self._deadlines[phase] if limit is None else limit
+        sent = Sent(next(self._numbers), a, env_ids, method, phase, limit, time.monotonic())
+        self._queues[a].append(sent)
+        try:
+            sent.call = self._channels[a].post(limit, method, *args)
+        except Died as died:
+            self._lose(a, self._died(a, died, phase), phase, died)
+        return sent
+
+    def wait(
+        self,
+        calls: Sequence[Sent],
+        *,
+        first: bool = False,
+        until: float | None = None,
+        starting: bool = False,
+    ) -> None:
+        """Waits for calls, each up to its deadline; every one then has its outcome.
+
+        Args:
+          calls: the calls.
+          first: return when one of them (that was on its way) has its outcome.
+          until: return at that time, by `time.monotonic`; the others stay on their way.
+          starting: the first start of a fleet says how far it is, and leaves its calls on their way
+            when an environment has failed, or when they are late.
+        """
+        pending = began = None
+        news_at, patience = 0.0, _START_NEWS if starting else _LONG_CALL
         started = time.perf_counter()
         try:
-            while pending:
-                timeout = patience if left is None else min(left, patience)
-                outcomes |= self._settle(pending, timeout)
-                pending = {a: c for a, c in pending.items() if isinstance(outcomes[a], Late)}
-                waited += timeout
-                left = None if left is None else left - timeout
-                if not pending or left == 0:
-                    break
-                if not is_start:
-                    self._long_call_news(waited, pending, phase)
-                    patience *= 2
-                elif self._start_news(waited, pending, outcomes):
-                    break
+            while waiting := [sent for sent in calls if sent.outcome is None]:
+                if first and pending is not None and len(waiting) < pending:
+                    return
+                now = time.monotonic()
+                if began is None:
+                    began, pending, news_at = now, len(waiting), now + patience
+                moments = [news_at]
+                if until is not None:
+                    moments.append(until)
+                involved = self._clocked(waiting, now, moments)
+                outcomes = self._settle(involved, max(0.0, min(moments) - now), first)
+                now = time.monotonic()
+                late = self._arrived(involved, outcomes, now)
+                if late and starting:
+                    return
+                self.end_late(late)
+                if until is not None and now >= until:
+                    return
+                if now >= news_at:
+                    if starting and self._start_news(now - began, calls):
+                        return
+                    if not starting:
+                        self._long_call_news(now - began, calls)
+                        patience *= 2
+                    news_at = now + patience
         finally:
             self.waited += time.perf_counter() - started
-        for a, outcome in outcomes.items():
+
+    def _clocked(self, waiting: Sequence[Sent], now: float, moments: list[float]) -> list[Sent]:
+        """The calls and all before them; whose turn it is has its clock started, into `moments`."""
+        involved = []
+        for sent in waiting:
+            head = self._head(sent)
+            if head.due is None and head.limit is not None:
+                head.due = now + head.limit
+            if head.due is not None:
+                moments.append(head.due)
+            if head is sent:
+                involved.append(sent)
+            else:
+                ahead = itertools.takewhile(lambda s: s is not sent, self._queues[sent.a])  # noqa: B023
+                involved += [s for s in (*ahead, sent) if s not in involved]
+        return involved
+
+    def _head(self, sent: Sent) -> Sent:
+        return self._queues[sent.a][0]
+
+    def _settle(self, involved: Sequence[Sent], timeout: float, first: bool) -> list[Any]:
+        assert self._backend is not None
+        calls = [sent.call for sent in involved]
+        return self._backend.settle(calls, timeout, 1 if first else None)
+
+    def _arrived(self, involved: Sequence[Sent], outcomes: Sequence[Any], now: float) -> list[Sent]:
+        """Gives each call its outcome; returns those that are late."""
+        late = []
+        for sent, outcome in zip(involved, outcomes, strict=True):
+            if sent.outcome is not None:  # of an actor that was lost just now
+                continue
             if isinstance(outcome, Died):
-                outcomes[a] = self._lost(a, calls[a].channel, self._died(a, outcome, phase), phase)
-        if pending and not is_start:
-            late = EnvTimeout(
-                f"{self.names(pending)} of {self.num_envs} did not finish {_DOING[phase]} in "
-                f"{self._deadlines[phase]} s"
+                self._lose(sent.a, self._died(sent.a, outcome, sent.phase), sent.phase, outcome)
+            elif isinstance(outcome, Late) or (
+                outcome is None and sent.due is not None and sent.due <= now
+            ):
+                late.append(sent)
+            elif outcome is not None:
+                sent.outcome = outcome
+                self._queues[sent.a].remove(sent)
+        return late
+
+    def end_late(self, late: Iterable[Sent]) -> None:
+        """Ends the actors of these calls: `EnvTimeout`, which names all of them."""
+        by_kind: dict[tuple[str, float | None], list[int]] = {}
+        for sent in late:
+            by_kind.setdefault((sent.phase, sent.limit), []).append(sent.a)
+        for (phase, limit), actors in by_kind.items():
+            error = EnvTimeout(
+                f"{self.names(actors)} of {self.num_envs} did not finish {_DOING[phase]} in "
+                f"{limit} s"
             )
-            for a, sent in pending.items():
-                outcomes[a] = self._lost(a, sent.channel, late, phase)
-        return outcomes
+            for a in actors:
+                if a in self._channels:
+                    self._lose(a, error, phase)
 
-    def _settle(self, calls: Mapping[int, Sent], timeout: float | None) -> dict[int, Any]:
-        """By actor its reply, `Late` or `Died`."""
-        outcomes = {a: sent.call for a, sent in calls.items() if isinstance(sent.call, Died)}
-        waiting = {a: sent.call for a, sent in calls.items() if a not in outcomes}
-        if self._backend is None:
-            raise ClosedError("the batch was closed before this promise was called")
-        outcomes |= zip(waiting, self._backend.settle([*waiting.values()], timeout), strict=True)
-        return outcomes
-
-    def settle_interrupted(self) -> dict[int, tuple[str, Any]]:
-        """Settles what an interrupt left on its way: by actor the method, and its reply or `Lost`.
+    def settle_interrupted(self) -> list[Sent]:
+        """The calls of which an interrupt kept the caller, each with its outcome.
 
         An actor that does not answer within the deadline of closing is ended.
         """
-        known = {a: sent for a, sent in self.interrupted.items() if sent.call is not None}
-        outcomes = self._settle(known, self._deadlines["close"]) if known else {}
-        settled = {}
-        for a, sent in self.interrupted.items():
-            outcome = outcomes.get(a, Late())
-            if isinstance(outcome, Late):
-                outcome = Died("it did not answer after an interrupt")
-            if isinstance(outcome, Died):
-                outcome = self._lost(a, sent.channel, self._died(a, outcome, "call"), "call")
-            settled[a] = sent.method, outcome
-        self.interrupted.clear()
-        return settled
+        calls, self.interrupted = self.interrupted or [], None
+        unknown = [sent for queue in self._queues.values() for sent in queue if sent.call is None]
+        for a in {sent.a for sent in unknown}:
+            self._lose(a, self._died(a, "a call to it was interrupted", "call"), "call")
+        limit = self._deadlines["close"]
+        self.wait(calls, until=None if limit is None else time.monotonic() + limit)
+        for a in {sent.a for sent in calls if sent.outcome is None}:
+            self._lose(a, self._died(a, "it did not answer after an interrupt", "call"), "call")
+        return [*unknown, *calls]
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -226,8 +315,8 @@ class Actors:
             f"{_DOING[phase]}{steps} (pid {pid}, node {node}): {words}"
         )
 
-    def _lost(self, a: int, channel: channels.Channel, error: EnvFleetError, phase: str) -> Lost:
-        """Ends an actor that died or is late, unless another has taken its place already."""
+    def _lose(self, a: int, error: EnvFleetError, phase: str, words: object = None) -> None:
+        """Ends an actor that died or is late, and with it all calls on their way to it."""
         pid, node = self._place(a)
         failures = {
             i: errors.record(
@@ -240,11 +329,10 @@ class Actors:
             )
             for i in self.env_ids[a]
         }
-        channel.kill()
-        if channel is self._channels.get(a):
-            del self._channels[a]
-            self.failed |= failures
-        return Lost(failures)
+        lost = Lost(failures, for_good=isinstance(words, Gone))
+        for sent in self._queues.pop(a):
+            sent.outcome = lost
+        self._channels.pop(a).kill()
 
     def _place(self, a: int) -> tuple[int | None, str | None]:
         """Process id and node of an actor, as far as it has told them."""
@@ -265,20 +353,23 @@ class Actors:
             f"resources or their process; {self._backend.resources(self._options)}"
         )
 
-    def _long_call_news(self, waited: float, pending: Iterable[int], phase: str) -> None:
-        _log.warning(
-            "%s of %d still in %s after %.1f s (a %s_timeout would end that)",
-            self.names(pending),
-            self.num_envs,
-            _DOING[phase],
-            waited,
-            phase,
-        )
+    def _long_call_news(self, waited: float, calls: Iterable[Sent]) -> None:
+        heads = {s.a: self._head(s) for s in calls if s.outcome is None}
+        for phase in {head.phase for head in heads.values() if head.limit is None}:
+            _log.warning(
+                "%s of %d still in %s after %.1f s (a %s_timeout would end that)",
+                self.names(a for a, head in heads.items() if head.phase == phase),
+                self.num_envs,
+                _DOING[phase],
+                waited,
+                phase,
+            )
 
-    def _start_news(
-        self, waited: float, pending: Mapping[int, Sent], outcomes: Mapping[int, Any]
-    ) -> bool:
+    def _start_news(self, waited: float, calls: Iterable[Sent]) -> bool:
         """Says how far a start is; whether to stop waiting, as a constructor has failed already."""
+        pending = [sent.a for sent in calls if sent.outcome is None]
+        if not pending:
+            return False
         _log.warning(
             "%d of %d actors started after %.0f s; waiting for %s",
             len(self._channels) - len(pending),
@@ -286,10 +377,10 @@ class Actors:
             waited,
             self.names(pending),
         )
+        outcomes = [sent.outcome for sent in calls if sent.outcome is not None]
         return any(
-            isinstance(outcome, Died) or any(isinstance(one, EnvFailure) for one in outcome)
-            for a, outcome in outcomes.items()
-            if a not in pending
+            isinstance(outcome, Lost) or any(isinstance(one, EnvFailure) for one in outcome)
+            for outcome in outcomes
         )
 
     # -- who is where ------------------------------------------------------------------------------

@@ -167,8 +167,15 @@ def record(
     )
 
 
-def merge(ordered: Sequence[EnvFailure]) -> BaseException:
-    """One exception for all that failed in one call: the first one's, with notes on every other."""
+def merge(
+    ordered: Sequence[EnvFailure], attempts: Sequence[Sequence[EnvFailure]] = ()
+) -> BaseException:
+    """One exception for all that failed in one call: the first one's, with notes on every other.
+
+    Args:
+      ordered: the failures.
+      attempts: for each of them the failures in a row that ended in it, where it was restarted.
+    """
     first, *others = ordered
     error = first.exception()
     if first.traceback:  # our own errors say the same in their message
@@ -176,7 +183,12 @@ def merge(ordered: Sequence[EnvFailure]) -> BaseException:
     for failure in others:
         if failure.traceback or failure.message != first.message:  # an EnvTimeout names them all
             note(error, f"in the same call, {failure}")
-    attach(error, ordered)
+    for row in attempts:
+        if len(row) > 1:
+            lines = "".join(f"\n  {number}. {failure}" for number, failure in enumerate(row, 1))
+            words = f"env {row[0].index} failed {len(row)} times without a good step in between:"
+            note(error, words + lines)
+    attach(error, [failure for row in attempts or [ordered] for failure in row])
     return error
 
 

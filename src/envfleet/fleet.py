@@ -1,12 +1,14 @@
-"""Fleet: the environments of a batch as actors; start, call, deadlines, rebuild, close.
+"""Fleet: the environments of a batch as actors; start, call, restart, close.
 
 The one engine. `parallel` puts a face on it and holds no channel; `channels` carries single calls
 and knows nothing of failures. It counts in environments (``env_id``, from 0) on the outside and in
 actors on the inside; actor ``a`` hosts ``env_ids[a]``, in that order.
 
-The invariant: when a method that waits returns or raises, none of its calls is in flight. A call
-that is late is ended with its actor. Only an interrupt (Ctrl-C) leaves calls behind; they are kept
-in `Actors.interrupted` until the next reset has settled them, and nothing steps before that.
+The invariant: when a method that waits returns or raises, no call is in flight that moves a working
+environment. A call that is late is ended with its actor. What may be in flight is a restart: the
+calls that close, build and reset an environment which has failed, and that nobody else waits for.
+An interrupt (Ctrl-C) leaves calls behind; they are kept in `Actors.interrupted` until the next
+reset has settled them, and nothing steps before that.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from envfleet import channels, errors, gin_state, specs
 from envfleet.actor import Built, Reply
 from envfleet.actors import Actors, Lost, Sent
-from envfleet.channels import Late
+from envfleet.channels import Died, Gone
 from envfleet.errors import (
+    ActorDied,
     ClosedError,
     EnvFailure,
     EnvFleetError,
@@ -35,19 +38,11 @@ from envfleet.errors import (
     SpecMismatch,
 )
 from envfleet.layout import Layout
+from envfleet.restarts import Restart, Restarts
 from envfleet.seeding import Seeds
+from envfleet.time_steps import FIRST, TimeSteps
 
 _log = logging.getLogger("envfleet")
-
-
-class _Build(NamedTuple):
-    """Environments that are being built: which, by which calls, and what they told when done."""
-
-    env_ids: dict[int, Sequence[int]]
-    calls: dict[int, Sent]
-    built: dict[int, Built]
-    left: float | None
-    """Seconds of the start's deadline that were left when they were sent."""
 
 
 class Fleet:
@@ -61,8 +56,13 @@ class Fleet:
         environment hold where several share it.
       envs_per_actor: how many environments an actor hosts; the last one may have fewer.
       seeds: the environments' seeds, or None to leave them as their constructors made them.
+      max_restarts: how often in a row an environment is restarted without a good step in between;
+        0 raises what it fails with.
       deadlines: seconds that a call may take, as `deadlines` gives them, for start, reset, step,
         call and close.
+
+    Attributes:
+      restarts: who is on the way back, and the record of failures.
 
     Raises:
       TypeError: a constructor does not pickle; says which and why.
@@ -78,21 +78,23 @@ class Fleet:
         actor_options: Sequence[Mapping[str, Any]],
         envs_per_actor: int,
         seeds: Seeds | None,
+        max_restarts: int,
         deadlines: Mapping[str, float | None],
     ) -> None:
         self.num_envs = len(constructors)
         starts = range(0, self.num_envs, envs_per_actor)
         self.env_ids = [range(s, min(s + envs_per_actor, self.num_envs)) for s in starts]
-        self.time_step_layout = Layout({}, "")
         self.action_layout = Layout({}, "actions")
+        self.restarts = Restarts(self.num_envs, max_restarts)
+        self._in_process = backend == "local"
+        self._time_steps = TimeSteps(self.env_ids, self._in_process)
         self._actors = Actors(
             channels.connector(backend, ray_init),
             self.env_ids,
             [actor_options[ids[0]] for ids in self.env_ids],
             deadlines,
         )
-        self._start_timeout = deadlines["start"]
-        self._in_process = backend == "local"
+        self._start_timeout, self._close_timeout = deadlines["start"], deadlines["close"]
         self._seeds = seeds
         self._rebuilds = [0] * self.num_envs
         self._gin = gin_state.scope_only() if self._in_process else gin_state.capture()
@@ -100,10 +102,15 @@ class Fleet:
             constructor if self._in_process else _pickled(env_id, constructor)
             for env_id, constructor in enumerate(constructors)
         ]
-        self._last: list[Reply | None] = [None] * len(self.env_ids)
+        self._no_arguments = () if self._in_process else gin_state.dumps(())
         self._num_resets = 0
-        self._starting: list[_Build] = []
+        self._starting: list[Sent] = []
         self._state = "new"
+
+    @property
+    def time_step_layout(self) -> Layout:
+        """Of one environment's time step."""
+        return self._time_steps.layout
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -128,14 +135,15 @@ class Fleet:
             return
         self._state = "starting"
         try:
-            actors, began = range(len(self.env_ids)), time.monotonic()
-            for wave in [[a] for a in actors] if one_by_one else [list(actors)]:
-                for build in self._starting if one_by_one else []:
-                    self._finish_build(build, starting=True)
+            began = time.monotonic()
+            for a, ids in enumerate(self.env_ids):
+                if one_by_one and self._starting:
+                    self._wait_built(self._starting[-1:])
                 # One deadline for all of them, also where they start one after another.
                 limit = self._start_timeout
                 left = limit and max(0.0, limit - (time.monotonic() - began))
-                self._starting.append(self._post_build({a: self.env_ids[a] for a in wave}, left))
+                self._actors.open(a)
+                self._starting.append(self._send_build(a, ids, left if one_by_one else limit))
             _close_at_exit(self)
         except BaseException:
             self._end()
@@ -148,193 +156,179 @@ class Fleet:
         if self._state != "starting":
             return
         try:
-            built: dict[int, Built] = {}
-            for build in self._starting:
-                built |= self._finish_build(build, starting=True)
-            self.time_step_layout = Layout(built[0].time_step_spec, "")
+            built = self._wait_built(self._starting)
+            self._time_steps.layout = Layout(built[0].time_step_spec, "")
             self.action_layout = Layout(built[0].action_spec, "actions")
-            self._compare(built)
+            problems = [problem for i, one in built.items() for problem in self._compare(i, one)]
+            if problems:
+                raise SpecMismatch("\n".join(problems))
+            missing = sorted({module for one in built.values() for module in one.unimported})
+            if missing:
+                words = "; ".join(missing)
+                _log.warning("gin: actors lack %s: their bindings are not in force", words)
         except BaseException:
             self._end()
             raise
         self._starting.clear()
         self._state = "open"
 
-    def _post_build(
-        self, env_ids: Mapping[int, Sequence[int]], left: float | None = None
-    ) -> _Build:
-        """Sends the constructors on their way, to a new actor where there is none."""
-        for a in env_ids:
-            if a not in self._actors:
-                self._actors.open(a)
-        arguments = {
-            a: (
-                self._actors.rows(a, ids),
-                [self._constructors[i] for i in ids],
-                [self._seeds and self._seeds.of(i, self._rebuilds[i]) for i in ids],
-                self._gin,
-            )
-            for a, ids in env_ids.items()
-        }
-        build = _Build(dict(env_ids), {}, {}, left)
-        with self._actors.kept_if_interrupted(build.calls):
-            self._actors.send("build", arguments, build.calls)
-        return build
+    def _send_build(self, a: int, env_ids: Sequence[int], limit: float | None = None) -> Sent:
+        return self._actors.send(
+            a,
+            env_ids,
+            "start",
+            "build",
+            self._actors.rows(a, env_ids),
+            [self._constructors[i] for i in env_ids],
+            [self._seeds and self._seeds.of(i, self._rebuilds[i]) for i in env_ids],
+            self._gin,
+            limit=limit,
+        )
 
-    def _finish_build(self, build: _Build, starting: bool) -> dict[int, Built]:
-        """Waits for environments to be built; by env_id what they told of themselves."""
-        if build.built:
-            return build.built
-        with self._actors.kept_if_interrupted(build.calls):
-            outcomes = self._actors.receive(build.calls, "start", starting, build.left)
-        late = [a for a, outcome in outcomes.items() if isinstance(outcome, Late)]
-        answered = [i for a, ids in build.env_ids.items() if a not in late for i in ids]
-        results = self._results(answered, outcomes)
-        self._fail(results.values())
+    def _wait_built(self, builds: Sequence[Sent]) -> dict[int, Built]:
+        """By env_id what the environments told of themselves."""
+        self._actors.wait(builds, starting=True)
+        late = [sent.a for sent in builds if sent.outcome is None]
+        results = self._results([sent for sent in builds if sent.outcome is not None])
+        failures = [result for result in results.values() if isinstance(result, EnvFailure)]
+        for failure in failures:
+            _log.warning("%s", " ".join(str(failure).split()))
+        self._raise(failures)
         if late:
             raise FleetStartError(self._actors.late_start(late))
-        build.built.update({i: self._value(i, result) for i, result in results.items()})
-        missing = sorted({module for one in build.built.values() for module in one.unimported})
-        if missing and starting:
-            _log.warning("gin: actors lack %s: their bindings are not in force", "; ".join(missing))
-        return build.built
+        return {i: self._value(i, result) for i, result in results.items()}
 
-    def _compare(self, built: Mapping[int, Built]) -> None:
-        """Raises `SpecMismatch` with every difference from environment 0's specs."""
+    def _compare(self, env_id: int, built: Built) -> list[str]:
+        """Every difference of an environment's specs from the batch's, in words."""
+        pairs = [
+            (self._time_steps.layout, Layout(built.time_step_spec, "")),
+            (self.action_layout, Layout(built.action_spec, "actions")),
+        ]
         problems = []
-        for i, one in sorted(built.items()):
-            found = Layout(one.time_step_spec, "").specs
-            for path, words in specs.differences(self.time_step_layout.specs, found):
-                problems.append(_mismatch(i, str(path[0]), path[1:], words))
-            found = Layout(one.action_spec, "actions").specs
-            for path, words in specs.differences(self.action_layout.specs, found):
-                problems.append(_mismatch(i, "action", path, words))
-        if problems:
-            raise SpecMismatch("\n".join(problems))
+        for expected, found in pairs:
+            for path, words in specs.differences(expected.specs, found.specs):
+                name, path = ("action", path) if expected.name else (str(path[0]), path[1:])
+                at = f" at '{'/'.join(map(str, path))}'" if path else ""
+                problems.append(f"env {env_id}'s {name}_spec differs from env 0's{at}: {words}")
+        return problems
 
-    # -- calling -----------------------------------------------------------------------------------
+    # -- stepping ----------------------------------------------------------------------------------
 
-    def advance(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], one_by_one: bool = False
-    ) -> None:
-        """`reset` or `step` in some actors, by actor what to pass; `columns` gives what came.
+    def step(
+        self, columns: Sequence[np.ndarray[Any, Any]], one_by_one: bool = False
+    ) -> Callable[[], list[np.ndarray[Any, Any]]]:
+        """Steps every environment; calling what it gives waits for the time steps, or raises.
+
+        Args:
+          columns: the actions' leaves, of shape ``(num_envs, *shape)``.
+          one_by_one: wait for each actor before the next one is asked.
 
         Raises:
           Exception: what the environment of the lowest index raised, or `ActorDied`, or
             `EnvTimeout`; after every call has been settled.
         """
-        failures: list[EnvFailure] = []
-        for wave in [[a] for a in arguments] if one_by_one else [list(arguments)]:
-            calls: dict[int, Sent] = {}
-            with self._actors.kept_if_interrupted(calls):
-                self._actors.send(method, {a: arguments[a] for a in wave}, calls)
-                failures += self._keep(self._actors.receive(calls, method), method)
-        self._fail(failures)
+        pending = self.restarts.pending
+        self._mend()
+        self._raise_given_up()
+        needed = {i for i in pending if not pending[i].owes_last}
+        for i in pending.keys() - needed:
+            self._truncate(i)
+        layout = self.action_layout
+        arguments: dict[int, tuple[Sequence[int], tuple[Any, ...]]] = {}
+        for a, ids in enumerate(self.env_ids):
+            rows = layout.rows(columns, ids[0], ids[-1] + 1)
+            working = [i for i in ids if i not in pending] if pending else ids
+            if len(working) == len(ids):
+                arguments[a] = ids, rows
+            elif working:
+                arguments[a] = working, (*rows, self._actors.rows(a, working))
+        return self._advance("step", arguments, needed, one_by_one)
 
-    def post_advance(
-        self, method: str, arguments: Mapping[int, Sequence[Any]]
-    ) -> Callable[[], None]:
-        """Like `advance` without waiting; calling what it gives waits, and raises."""
-        calls: dict[int, Sent] = {}
-        with self._actors.kept_if_interrupted(calls):
-            self._actors.send(method, arguments, calls)
-        num_resets = self._num_resets
-
-        def resolve() -> None:
-            if num_resets != self._num_resets:  # an interrupt kept it from being waited for
-                raise ResetNeeded(f"a reset() has taken the place of this {method}()")
-            with self._actors.kept_if_interrupted(calls):
-                failures = self._keep(self._actors.receive(calls, method), method)
-            self._fail(failures)
-
-        return resolve
-
-    def reset(self, env_ids: Sequence[int], one_by_one: bool = False) -> None:
-        """Resets some environments, and first rebuilds those of them that have failed.
+    def reset(
+        self, env_ids: Sequence[int], one_by_one: bool = False
+    ) -> Callable[[], list[np.ndarray[Any, Any]]]:
+        """Resets some environments, and rebuilds those of them that have failed; like `step`.
 
         Raises:
           ResetNeeded: another environment has failed, or has had no reset yet; none was reset.
-          Exception: as `advance`, or what a constructor raised.
         """
-        self.advance("reset", self._prepared_for_reset(env_ids), one_by_one)
-
-    def post_reset(self, env_ids: Sequence[int]) -> Callable[[], None]:
-        """Like `reset` without waiting for the reset itself."""
-        return self.post_advance("reset", self._prepared_for_reset(env_ids))
-
-    def _prepared_for_reset(self, env_ids: Sequence[int]) -> dict[int, Sequence[Any]]:
-        """What to pass to each actor's `reset`, once every environment is there to be reset."""
         self._num_resets += 1
         self._recover()
-        others = set(range(self.num_envs)) - set(env_ids)
-        for i in sorted(others):
-            if i in self._actors.failed:
-                problem = ResetNeeded(f"reset() without env {i}, but {self._actors.failed[i]}")
-                errors.attach(problem, [self._actors.failed[i]])
+        self.restarts.given_up.clear()
+        failed = self.restarts.failed
+        for i in sorted(set(range(self.num_envs)) - set(env_ids)):
+            if i in failed:
+                problem = ResetNeeded(f"reset() without env {i}, but {failed[i]}")
+                errors.attach(problem, [failed[i]])
                 raise problem
-            if self._last[self._actors.host(i)] is None:
+            if self._time_steps.step_type(i) is None:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
-        self._revive(env_ids)
-        by_actor = self._actors.by_actor(env_ids)
-        return {a: (self._actors.rows(a, ids),) for a, ids in by_actor.items()}
+        self.restarts.forgive(env_ids)
+        self._mend()
+        needed = set(env_ids) & self.restarts.pending.keys()
+        by_actor = self._actors.by_actor(set(env_ids) - needed)
+        arguments = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}
+        return self._advance("reset", arguments, needed, one_by_one)
 
-    def _revive(self, env_ids: Iterable[int]) -> None:
-        """Rebuilds the given environments where they have failed, each with its next seed."""
-        broken = sorted(set(env_ids) & self._actors.failed.keys())
-        if broken:
-            for i in broken:
-                self._rebuilds[i] += 1
-            build = self._post_build(self._actors.by_actor(broken))
-            self._compare(self._finish_build(build, starting=False))
-            for i in broken:
-                del self._actors.failed[i]
-
-    def _recover(self) -> None:
-        """Settles what an interrupt left in flight; an actor that does not answer is ended."""
-        for a, (method, outcome) in self._actors.settle_interrupted().items():
-            if isinstance(outcome, Lost):
-                self._note(outcome.failures.values())
-            elif method in ("reset", "step"):
-                self._note(self._keep({a: outcome}, method))
-
-    def operate(self, operation: str, arguments: Mapping[int, Sequence[Any]]) -> list[Any]:
-        """One of `actor.OPERATIONS` on some environments, by env_id what to pass.
-
-        Gives their values in the order of `arguments`.
-
-        Raises:
-          Exception: like `advance`; an exception leaves its environment usable.
-          ResetNeeded: one of them failed before, and was not reset since.
-        """
-        return self.post(operation, arguments)()
-
-    def post(
-        self, operation: str, arguments: Mapping[int, Sequence[Any]]
-    ) -> Callable[[], list[Any]]:
-        """Like `operate` without waiting; calling what it gives waits for the values, or raises."""
-        self.check_ready(operation, arguments)
-        calls: dict[int, Sent] = {}
+    def _advance(
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Sequence[int], tuple[Any, ...]]],
+        needed: set[int],
+        one_by_one: bool,
+    ) -> Callable[[], list[np.ndarray[Any, Any]]]:
+        """Sends a step or a reset to some environments; others are `needed` from their restart."""
+        calls: list[Sent] = []
         with self._actors.kept_if_interrupted(calls):
-            self._send_operation(operation, arguments, calls)
+            for a, (ids, args) in arguments.items():
+                calls.append(self._actors.send(a, ids, method, method, *args))
+                if one_by_one:
+                    self._actors.wait(calls)
+        num_resets = self._num_resets
 
-        def values() -> list[Any]:
+        def time_steps() -> list[np.ndarray[Any, Any]]:
+            self._check_promise()
+            if num_resets != self._num_resets:  # an interrupt kept it from being waited for
+                raise ResetNeeded(f"a reset() has taken the place of this {method}()")
             with self._actors.kept_if_interrupted(calls):
-                outcomes = self._actors.receive(calls, "call")
-            results = self._results(arguments, outcomes)
-            self._fail(results.values())
-            return [self._value(i, results[i]) for i in arguments]
+                self._actors.wait(calls)
+                for sent in calls:
+                    needed.update(self._keep(sent))
+                if method == "step":  # of a FIRST, `columns` makes it 0
+                    self._actors.episode_steps += 1
+                self._await_restarts(needed)
+            self._raise_given_up()
+            for i in needed:
+                self._join(i)
+            return self.columns()
 
-        return values
+        return time_steps
 
-    def _send_operation(
-        self, operation: str, arguments: Mapping[int, Sequence[Any]], calls: dict[int, Sent]
-    ) -> None:
-        packed = arguments if self._in_process else _all_pickled(arguments)
-        posts = {
-            a: (operation, self._actors.rows(a, ids), [packed[i] for i in ids])
-            for a, ids in self._actors.by_actor(arguments).items()
-        }
-        self._actors.send("operate", posts, calls)
+    def _keep(self, sent: Sent) -> list[int]:
+        """Keeps what a step or a reset gave; returns who failed and needs a restart to be shown."""
+        moved, outcome = sent.env_ids, sent.outcome
+        if sent.is_kept:
+            return []
+        sent.is_kept = True
+        if isinstance(outcome, Lost):
+            failures = self._take(outcome, sent.at)
+        else:
+            reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
+            failures = reply.failures
+            for failure in failures:
+                self._fail(failure, sent.at)
+            self._time_steps.keep(sent.a, sent.number, reply)
+        if self.restarts.unproven:
+            for i in set(moved) & set(self.restarts.unproven) - {f.index for f in failures}:
+                if sent.method == "step" and self._time_steps.step_type(i) != FIRST:
+                    self.restarts.succeeded(i)
+        needed = []
+        for i in [failure.index for failure in failures if failure.index in moved]:
+            if sent.method == "reset" or self._time_steps.is_over(i):
+                needed.append(i)
+            elif i in self.restarts.pending:
+                self._truncate(i)
+        return needed
 
     def columns(self) -> list[np.ndarray[Any, Any]]:
         """Every environment's current time step: fresh arrays, one for each leaf.
@@ -342,16 +336,184 @@ class Fleet:
         Raises:
           ResetNeeded: some environment has no time step.
         """
-        columns = self.time_step_layout.empty(self.num_envs)
-        for ids, last in zip(self.env_ids, self._last, strict=True):
-            if last is None:
-                raise ResetNeeded(f"env {ids[0]} has no time step yet: call reset() first")
-            beside = last.objects
-            if self.time_step_layout.has_objects and not self._in_process:
-                beside = [pickle.loads(objects) for objects in beside]
-            self.time_step_layout.fill(columns, ids[0], len(ids), last.block, beside)
-        self._actors.episode_steps[columns[0] == 0] = 0
+        columns = self._time_steps.columns()
+        self._actors.episode_steps[columns[0] == FIRST] = 0
         return columns
+
+    # -- failing, and coming back ------------------------------------------------------------------
+
+    def _fail(self, failure: EnvFailure, since: float, for_good: bool = False) -> None:
+        """An environment has failed: its slot goes on to show what it shows until it is back."""
+        i, pending = failure.index, self.restarts.pending
+        was_pending = i in pending
+        self._time_steps.hold(i)
+        self.restarts.fail(failure, since, for_good)
+        if i in pending and not was_pending:
+            pending[i].owes_last = not self._time_steps.is_over(i)
+
+    def _take(self, lost: Lost, since: float) -> list[EnvFailure]:
+        """All environments of an actor that is gone have failed; once, whoever hears of it."""
+        if not lost.told:
+            lost.told = True
+            for failure in lost.failures.values():
+                self._fail(failure, since, lost.for_good)
+        return list(lost.failures.values())
+
+    def _take_lost(self, calls: Iterable[Sent]) -> None:
+        """The same for calls that move nothing: the restarts are on their way when this returns."""
+        for sent in calls:
+            if isinstance(sent.outcome, Lost):
+                self._take(sent.outcome, sent.at)
+        self._mend()
+
+    def _truncate(self, env_id: int) -> None:
+        """The slot shows the end of the episode that a failure ended."""
+        self._time_steps.truncate(env_id)
+        self.restarts.pending[env_id].owes_last = False
+
+    def _join(self, env_id: int) -> None:
+        """The slot shows what its rebuilt environment gave."""
+        self.restarts.join(env_id)
+        self._time_steps.release(env_id)
+
+    def _await_restarts(self, env_ids: Iterable[int]) -> None:
+        """Waits until these environments are ready, or one of them is given up."""
+        pending, failed = self.restarts.pending, self.restarts.failed
+        while pending:
+            self._mend()
+            missing = [pending[i] for i in env_ids if i in pending and not pending[i].is_ready]
+            if not missing or any(i in failed for i in env_ids):
+                return
+            calls = [sent for one in missing for sent in one.calls]
+            wake = min((one.due for one in missing if not one.calls), default=None)
+            if calls:
+                self._actors.wait(calls, first=True, until=wake)
+            elif wake is not None:
+                time.sleep(max(0.0, wake - time.monotonic()))
+
+    def _mend(self) -> None:
+        """Takes every restart as far as it goes without waiting."""
+        pending = self.restarts.pending
+        if not pending:
+            return
+        self._actors.wait([sent for one in pending.values() for sent in one.calls], until=0.0)
+        for i, restart in sorted(pending.items()):
+            if restart.calls and not restart.is_ready:
+                self._check_restart(i, restart)
+        now = time.monotonic()
+        for i, restart in sorted(pending.items()):
+            if not restart.calls and restart.due <= now:
+                self._send_restart(i, restart)
+
+    def _send_restart(self, env_id: int, restart: Restart) -> None:
+        """Closes the old environment where it still stands, builds a new one and resets it."""
+        self._rebuilds[env_id] += 1
+        self.restarts.num_restarts[env_id] += 1
+        a, ids = self._actors.host(env_id), [env_id]
+        calls: list[Sent] = []
+        with self._actors.kept_if_interrupted(calls):
+            if a in self._actors:
+                calls.append(self._send_operation(a, "close", {env_id: self._no_arguments}))
+            else:
+                try:
+                    self._actors.open(a)
+                except Died as died:
+                    error = ActorDied(f"env {env_id} of {self.num_envs} has no new actor: {died}")
+                    failure = errors.record(error, index=env_id, phase="construct")
+                    self._fail(failure, restart.due, for_good=isinstance(died, Gone))
+                    return
+            calls.append(self._send_build(a, ids))
+            rows = self._actors.rows(a, ids)
+            calls.append(self._actors.send(a, ids, "reset", "reset", rows))
+        restart.calls = calls  # all of it: half an attempt would be waited for in vain
+
+    def _check_restart(self, env_id: int, restart: Restart) -> None:
+        """Looks at what has come of a restart: it is ready, it has failed, or it goes on."""
+        for sent in restart.calls:
+            outcome = sent.outcome
+            if outcome is None:
+                return
+            if isinstance(outcome, Lost):
+                self._take(outcome, sent.at)
+                return
+            failures: list[EnvFailure] = []
+            if sent.method == "build":
+                failures = self._refused(env_id, outcome[0])
+            elif sent.method == "reset":
+                reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
+                failures = reply.failures
+                self._time_steps.keep(sent.a, sent.number, reply)
+            if failures:  # (those of the old environment's end are no news)
+                self._fail(failures[0], sent.at)
+                return
+        restart.is_ready = True
+
+    def _refused(self, env_id: int, result: Any) -> list[EnvFailure]:
+        """Why a rebuilt environment cannot take its slot, if so."""
+        if isinstance(result, EnvFailure):
+            return [result]
+        problems = self._compare(env_id, self._value(env_id, result))
+        if not problems:
+            return []
+        mismatch = SpecMismatch("\n".join(problems))
+        return [errors.record(mismatch, index=env_id, phase="construct")]
+
+    def _recover(self) -> None:
+        """Settles what an interrupt left in flight; an actor that does not answer is ended."""
+        for sent in self._actors.settle_interrupted():
+            if isinstance(sent.outcome, Lost):
+                self._take(sent.outcome, sent.at)
+            elif sent.method in ("step", "reset"):
+                self._keep(sent)
+
+    # -- everything else ---------------------------------------------------------------------------
+
+    def operate(self, operation: str, arguments: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """One of `actor.OPERATIONS` on some environments, by env_id what to pass.
+
+        Gives their values in the order of `arguments`.
+
+        Raises:
+          Exception: like `step`; an exception leaves its environment usable.
+          ResetNeeded: one of them failed before, and was not reset since.
+        """
+        return self.post(operation, arguments)()
+
+    def post(
+        self, operation: str, arguments: Mapping[int, Sequence[Any]]
+    ) -> Callable[[], list[Any]]:
+        """Like `operate` without waiting; calling what it gives waits for the values, or raises.
+
+        It does wait for the restart of environments that it asks.
+        """
+        self.check_ready(operation, arguments)
+        self._await_restarts(arguments)
+        self._raise_given_up()
+        calls: list[Sent] = []
+        packed = arguments if self._in_process else _all_pickled(arguments)
+        with self._actors.kept_if_interrupted(calls):
+            for a, ids in self._actors.by_actor(arguments).items():
+                calls.append(self._send_operation(a, operation, {i: packed[i] for i in ids}))
+
+        def values() -> list[Any]:
+            self._check_promise()
+            with self._actors.kept_if_interrupted(calls):
+                self._actors.wait(calls)
+                results = self._results(calls)
+                self._take_lost(calls)
+            self._raise(result for result in results.values() if isinstance(result, EnvFailure))
+            if operation == "set_state":  # the caller knows where its environments are
+                for i in arguments:
+                    self._join(i)
+            return [self._value(i, results[i]) for i in arguments]
+
+        return values
+
+    def _send_operation(self, a: int, operation: str, packed: Mapping[int, Any]) -> Sent:
+        phase, rows = "close" if operation == "close" else "call", self._actors.rows(a, packed)
+        return self._actors.send(
+            a, [*packed], phase, "operate", operation, rows, [*packed.values()]
+        )
 
     def reseed(self, seeds: Seeds) -> list[int]:
         """Seeds every environment anew; gives the seeds."""
@@ -361,15 +523,26 @@ class Fleet:
         return chosen
 
     def timings(self) -> list[tuple[int, float]]:
-        """Per environment: how many resets and steps, and the seconds spent in them."""
-        self.check_ready("stats")
-        calls: dict[int, Sent] = {}
-        with self._actors.kept_if_interrupted(calls):
-            self._actors.send("timings", dict.fromkeys(range(len(self.env_ids)), ()), calls)
-            outcomes = self._actors.receive(calls, "call")
-        results = self._results(range(self.num_envs), outcomes)
-        self._fail(results.values())
-        return list(results.values())
+        """Per environment: how many resets and steps, and the seconds spent in them.
+
+        Since it was last built; an actor that restarts environments, or has to, is not asked.
+        """
+        self.check_open("stats")
+        out = {self._actors.host(i) for i in self.restarts.pending.keys() | self.restarts.failed}
+        timings = [(0, 0.0)] * self.num_envs
+        if self._actors.interrupted is None:
+            calls: list[Sent] = []
+            with self._actors.kept_if_interrupted(calls):
+                for a, ids in enumerate(self.env_ids):
+                    if a not in out:
+                        calls.append(self._actors.send(a, ids, "call", "timings"))
+                self._actors.wait(calls)
+                results = self._results(calls)
+                self._take_lost(calls)
+            self._raise(result for result in results.values() if isinstance(result, EnvFailure))
+            for i, timing in results.items():
+                timings[i] = timing
+        return timings
 
     @property
     def waited(self) -> float:
@@ -387,12 +560,16 @@ class Fleet:
         begun = "start()" if self._state == "new" else "wait_start()"
         raise EnvFleetError(f"{method}() before {begun}")
 
+    def _check_promise(self) -> None:
+        if self._state == "closed":
+            raise ClosedError("the batch was closed before this promise was called")
+
     def check_ready(self, method: str, env_ids: Iterable[int] | None = None) -> None:
         """Raises unless the environments (by default all) can be called."""
         self.check_open(method)
-        if self._actors.interrupted:
+        if self._actors.interrupted is not None:
             raise ResetNeeded(f"{method}() after an interrupt: call reset() first")
-        failed = self._actors.failed
+        failed = self.restarts.failed
         if failed:
             wanted = range(self.num_envs) if env_ids is None else env_ids
             broken = [failed[i] for i in sorted(wanted) if i in failed]
@@ -417,48 +594,42 @@ class Fleet:
             return
         # What failed before, or never answered after an interrupt, is closed as well as can be; its
         # end is no news.
-        interrupted = {i for a in self._actors.interrupted for i in self.env_ids[a]}
-        broken = interrupted | self._actors.failed.keys()
+        interrupted = {i for sent in self._actors.interrupted or () for i in sent.env_ids}
+        broken = interrupted | self.restarts.failed.keys() | self.restarts.pending.keys()
         try:
-            alive = [i for i in range(self.num_envs) if self._actors.host(i) in self._actors]
-            calls: dict[int, Sent] = {}
-            self._send_operation("close", dict.fromkeys(alive, ()), calls)
-            results = self._results(alive, self._actors.receive(calls, "close"))
+            calls = [
+                self._send_operation(a, "close", dict.fromkeys(ids, self._no_arguments))
+                for a, ids in enumerate(self.env_ids)
+                if a in self._actors
+            ]
+            # One deadline, also behind a restart or an interrupted call that is on its way.
+            limit = self._close_timeout
+            self._actors.wait(calls, until=None if limit is None else time.monotonic() + limit)
+            self._actors.end_late(sent for sent in calls if sent.outcome is None)
+            results = self._results(calls)
         finally:
             self._end()
-        self._fail(result for i, result in results.items() if i not in broken)
+        self._raise(
+            result
+            for i, result in results.items()
+            if isinstance(result, EnvFailure) and i not in broken
+        )
 
     def _end(self) -> None:
         self._state = "closed"
         self._actors.end()
-        self._last = [None] * len(self.env_ids)
+        self._time_steps.clear()
 
     # -- replies -----------------------------------------------------------------------------------
 
-    def _keep(self, outcomes: Mapping[int, Any], method: str) -> list[EnvFailure]:
-        """Keeps the time steps that a reset or a step gave; gives the failures."""
-        failures: list[EnvFailure] = []
-        for a, outcome in outcomes.items():
-            if method == "step":
-                ids = self.env_ids[a]
-                self._actors.episode_steps[ids[0] : ids[-1] + 1] += 1  # `columns` resets a FIRST's
-            if isinstance(outcome, Lost):
-                failures += outcome.failures.values()
-                continue
-            reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
-            failures += reply.failures
-            self._last[a] = reply
-        return failures
-
-    def _results(self, env_ids: Iterable[int], outcomes: Mapping[int, Any]) -> dict[int, Any]:
+    def _results(self, calls: Iterable[Sent]) -> dict[int, Any]:
         """By env_id what came for the environments that the actors were asked about."""
         results: dict[int, Any] = {}
-        for a, ids in self._actors.by_actor(env_ids).items():
-            outcome = outcomes[a]
-            if isinstance(outcome, Lost):
-                results |= {i: outcome.failures[i] for i in ids}
+        for sent in calls:
+            if isinstance(sent.outcome, Lost):
+                results |= {i: sent.outcome.failures[i] for i in sent.env_ids}
             else:
-                results |= zip(ids, outcome, strict=True)
+                results |= zip(sent.env_ids, sent.outcome, strict=True)
         return results
 
     def _value(self, env_id: int, result: Any) -> Any:
@@ -474,30 +645,21 @@ class Fleet:
             errors.attach(error, [errors.record(problem, index=env_id, phase="call")])
             raise error from problem
 
-    def _note(self, results: Iterable[Any]) -> list[EnvFailure]:
-        """Gives the failures, and remembers those after which an environment has to be rebuilt."""
-        failed = self._actors.failed
-        failures = [result for result in results if isinstance(result, EnvFailure)]
-        for failure in failures:
-            if failure.phase in ("construct", "reset", "step") or failure.index in failed:
-                failed[failure.index] = failure
-                _log.warning("%s", failure)
-        return failures
+    def _raise_given_up(self) -> None:
+        """Raises for the environments that were given up since it was last called."""
+        self._raise(self.restarts.given_up)
 
-    def _fail(self, results: Iterable[Any]) -> None:
-        """Raises the failure of the lowest index, if there is one."""
-        failures = sorted(self._note(results), key=lambda failure: failure.index)
-        if failures:
-            error = errors.merge(failures)
-            if failures[0].traceback and gin_state.within_configurable():
-                # gin's proxy has no __cause__, but it shows notes.
-                errors.note(error, f"remote traceback:\n{failures[0].traceback.rstrip()}")
-            raise error
-
-
-def _mismatch(env_id: int, name: str, path: specs.Path, words: str) -> str:
-    at = f" at '{'/'.join(map(str, path))}'" if path else ""
-    return f"env {env_id}'s {name}_spec differs from env 0's{at}: {words}"
+    def _raise(self, failures: Iterable[EnvFailure]) -> None:
+        """Raises the failure of the lowest index, if there is one, with notes on all others."""
+        ordered = sorted(failures, key=lambda failure: failure.index)
+        self.restarts.given_up.clear()
+        if not ordered:
+            return
+        error = errors.merge(ordered, [self.restarts.attempts(failure) for failure in ordered])
+        if ordered[0].traceback and gin_state.within_configurable():
+            # gin's proxy has no __cause__, but it shows notes.
+            errors.note(error, f"remote traceback:\n{ordered[0].traceback.rstrip()}")
+        raise error
 
 
 def _pickled(env_id: int, constructor: Callable[[], Any]) -> bytes:

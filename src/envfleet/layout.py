@@ -62,6 +62,12 @@ class Layout:
         """Whether some leaves travel beside the block."""
         return bool(self._beside)
 
+    @property
+    def paths(self) -> list[specs.Path]:
+        """Where in the structure the leaves of a block stand, in the order of `views`."""
+        paths = list(self.specs)
+        return [paths[i] for i in self._fixed]
+
     # -- blocks -----------------------------------------------------------------------------------
 
     def _offsets(self, rows: int) -> tuple[list[int], int]:
@@ -129,12 +135,12 @@ class Layout:
     def fill(
         self, columns: Sequence[Array], start: int, rows: int, block: Buffer, objects: list[Any]
     ) -> None:
-        """Copies a block into the columns, from row `start` on."""
+        """Copies a block into the columns, from row `start` on, and what came beside it."""
         for view, i in zip(self.views(block, rows), self._fixed, strict=True):
             columns[i][start : start + rows] = view
-        for j, i in enumerate(self._beside):
-            for row in range(rows):
-                columns[i][start + row, ...] = objects[row][j]
+        for row, beside in enumerate(objects):
+            for value, i in zip(beside, self._beside, strict=False):
+                columns[i][start + row, ...] = value
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Leaves in the structure's own types."""

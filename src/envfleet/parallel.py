@@ -15,6 +15,7 @@ import numpy as np
 from envfleet import gin_state
 from envfleet.actors import deadlines
 from envfleet.fleet import Fleet
+from envfleet.restarts import budget
 from envfleet.seeding import Seeds
 from envfleet.single import Closing, EnvHandle, Specs, check_callable, check_constructor, is_method
 
@@ -59,7 +60,15 @@ class ParallelPyEnvironment(Specs, Closing):
         was started so is shut down when the last batch on it closes.
       backend: ``"ray"``, or ``"local"``: the same in this process without Ray, for debugging.
       seed: as for `seed`; None leaves the environments as their constructors made them.
-      start_timeout: seconds until every environment must have been built.
+      on_failure: what becomes of an environment that raises, whose process dies, or that passes its
+        deadline. ``"raise"``: its exception is raised, and the next `reset` rebuilds it.
+        ``"restart"``: it is rebuilt while the others go on. Its slot shows the end of the episode
+        by truncation (LAST with its last good observation, reward 0, discount 1), then FIRST. One
+        that fails in a reset is rebuilt and reset again before that call returns.
+      max_restarts: with ``"restart"``, how often in a row an environment is restarted without a
+        good step in between; then what it failed with is raised, with every attempt in its notes.
+        From the second one on there is a pause first, of 0.2 s and then twice as long each time.
+      start_timeout: seconds until every environment must have been built, or be rebuilt.
       reset_timeout, step_timeout, call_timeout: seconds that a reset, a step, any other call may
         take; None for as long as it takes, with a warning that names who is late.
       close_timeout: seconds that the environments' ``close`` may take before they are killed.
@@ -89,6 +98,8 @@ class ParallelPyEnvironment(Specs, Closing):
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
         seed: int | Sequence[int] | None = None,
+        on_failure: str = "raise",
+        max_restarts: int = 5,
         start_timeout: float | None = 120.0,
         reset_timeout: float | None = None,
         step_timeout: float | None = None,
@@ -107,6 +118,7 @@ class ParallelPyEnvironment(Specs, Closing):
             actor_options=_checked_options(actor_options, len(constructors)),
             envs_per_actor=_positive("envs_per_actor", envs_per_actor),
             seeds=None if seed is None else Seeds(seed, len(constructors)),
+            max_restarts=budget(on_failure, max_restarts),
             deadlines=deadlines(
                 start=start_timeout,
                 reset=reset_timeout,
@@ -159,15 +171,10 @@ class ParallelPyEnvironment(Specs, Closing):
           Exception: what the failing environment of the lowest index raised, or `ActorDied`, or
             `EnvTimeout`; after every other environment has finished its step.
         """
-        fleet, layout = self._fleet, self._fleet.action_layout
+        fleet = self._fleet
         fleet.check_ready("step")
-        columns = layout.columns(actions, fleet.num_envs)
-        fleet.advance(
-            "step",
-            {a: layout.rows(columns, ids[0], ids[-1] + 1) for a, ids in enumerate(fleet.env_ids)},
-            one_by_one=self._blocking,
-        )
-        return fleet.time_step_layout.unflatten(fleet.columns())
+        columns = fleet.action_layout.columns(actions, fleet.num_envs)
+        return fleet.time_step_layout.unflatten(fleet.step(columns, one_by_one=self._blocking)())
 
     def reset(self, env_ids: Iterable[int] | None = None) -> Any:
         """Resets environments, and brings back those that have failed.
@@ -185,8 +192,8 @@ class ParallelPyEnvironment(Specs, Closing):
         """
         fleet = self._fleet
         fleet.check_open("reset")
-        fleet.reset(self._checked_ids(env_ids), one_by_one=self._blocking)
-        return fleet.time_step_layout.unflatten(fleet.columns())
+        time_steps = fleet.reset(self._checked_ids(env_ids), one_by_one=self._blocking)
+        return fleet.time_step_layout.unflatten(time_steps())
 
     def current_time_step(self) -> Any:
         """The time step that every environment is at, as fresh arrays.

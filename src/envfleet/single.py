@@ -11,6 +11,7 @@ from envfleet.actor import MethodOf
 from envfleet.actors import deadlines
 from envfleet.errors import EnvFleetError, note
 from envfleet.fleet import Fleet
+from envfleet.restarts import budget
 from envfleet.seeding import Seeds
 
 _T = TypeVar("_T")
@@ -165,8 +166,8 @@ class ActorPyEnvironment(EnvHandle, Closing):
     Args:
       env_constructor: a callable without arguments that returns the environment.
       flatten: accepted for TF-Agents' sake. Leaves travel without their structure either way.
-      actor_options, ray_init, backend, seed, start_timeout, reset_timeout, step_timeout,
-        call_timeout, close_timeout: as for `ParallelPyEnvironment`.
+      actor_options, ray_init, backend, seed, on_failure, max_restarts, start_timeout,
+        reset_timeout, step_timeout, call_timeout, close_timeout: as for `ParallelPyEnvironment`.
 
     Raises:
       TypeError: an environment in place of a constructor, or a constructor that does not pickle.
@@ -181,6 +182,8 @@ class ActorPyEnvironment(EnvHandle, Closing):
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
         seed: int | None = None,
+        on_failure: str = "raise",
+        max_restarts: int = 5,
         start_timeout: float | None = 120.0,
         reset_timeout: float | None = None,
         step_timeout: float | None = None,
@@ -197,6 +200,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
             actor_options=[actor_options or {}],
             envs_per_actor=1,
             seeds=None if seed is None else Seeds(seed, 1),
+            max_restarts=budget(on_failure, max_restarts),
             deadlines=deadlines(
                 start=start_timeout,
                 reset=reset_timeout,
@@ -230,7 +234,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         """
         self._wait_moving()
         self._fleet.check_open("reset")
-        return self._advance(self._fleet.post_reset([0]), blocking)
+        return self._advance(self._fleet.reset([0]), blocking)
 
     def step(self, action: Any, blocking: bool = True) -> Any:
         """Steps the environment; resets it, without the action, if its episode has ended.
@@ -251,9 +255,8 @@ class ActorPyEnvironment(EnvHandle, Closing):
         """
         self._wait_moving()
         self._fleet.check_ready("step")
-        layout = self._fleet.action_layout
-        rows = layout.rows(layout.columns(action, None), 0, 1)
-        return self._advance(self._fleet.post_advance("step", {0: rows}), blocking)
+        columns = self._fleet.action_layout.columns(action, None)
+        return self._advance(self._fleet.step(columns), blocking)
 
     def current_time_step(self) -> Any:
         """The time step that the environment is at.
@@ -263,16 +266,12 @@ class ActorPyEnvironment(EnvHandle, Closing):
         """
         self._wait_moving()
         self._fleet.check_ready("current_time_step")
-        return self._time_step()
+        return self._time_step(self._fleet.columns())
 
-    def _advance(self, resolve: Callable[[], None], blocking: bool) -> Any:
-        def time_step() -> Any:
-            resolve()
-            return self._time_step()
-
+    def _advance(self, time_steps: Callable[[], list[Any]], blocking: bool) -> Any:
         if blocking:
-            return time_step()
-        self._moving = Promise(time_step)
+            return self._time_step(time_steps())
+        self._moving = Promise(lambda: self._time_step(time_steps()))
         return self._moving
 
     def _wait_moving(self) -> None:
@@ -280,8 +279,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
             self._moving.wait()  # an interrupt leaves it to the reset that must follow
             self._moving = None
 
-    def _time_step(self) -> Any:
-        columns = self._fleet.columns()
+    def _time_step(self, columns: list[Any]) -> Any:
         return self._fleet.time_step_layout.unflatten([column[0] for column in columns])
 
 

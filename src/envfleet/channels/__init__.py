@@ -16,18 +16,27 @@ Call = Any
 
 
 class Late:
-    """The outcome of a call that was not done before its deadline."""
+    """The outcome of a call that took longer than its limit, where that was judged afterwards."""
 
 
 class Died(EnvFleetError):
     """The outcome of a call whose actor is gone; the text says what the backend knows of it."""
 
 
+class Gone(Died):
+    """All that the actors lived on is gone: a new actor could not be opened either."""
+
+
 class Channel(Protocol):
     """The way to one actor."""
 
-    def post(self, method: str, *args: Any) -> Call:
+    def post(self, limit: float | None, method: str, *args: Any) -> Call:
         """Sends a call and does not wait. Calls on one channel run in the order of posting.
+
+        Args:
+          limit: seconds that the call may take. Waiting no longer is up to who waits; a backend
+            that runs the call at once judges by it afterwards.
+          method: of `EnvActor`.
 
         Raises:
           Died: the actor cannot be called any more.
@@ -43,13 +52,19 @@ class Backend(Protocol):
     """Where actors live."""
 
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> Channel:
-        """Starts the actor for some environments and does not wait for it."""
+        """Starts the actor for some environments and does not wait for it.
+
+        Raises:
+          Gone: there is nothing any more that it could live on.
+        """
         ...
 
-    def settle(self, calls: Sequence[Call], timeout: float | None) -> list[Any]:
-        """Waits until every call is done or the timeout (seconds) is over.
+    def settle(
+        self, calls: Sequence[Call], timeout: float | None, at_least: int | None = None
+    ) -> list[Any]:
+        """Waits until so many calls (by default all) are done, or the timeout (seconds) is over.
 
-        Gives for each call its reply, `Late()`, or a `Died`.
+        Gives for each call its reply, None where it is not done, `Late`, or a `Died`.
         """
         ...
 

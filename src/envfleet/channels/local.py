@@ -1,6 +1,6 @@
 """Actors in the caller's process: the same calls without Ray, one after another.
 
-A call runs when it is posted. It cannot be interrupted, so a deadline is judged afterwards, by how
+A call runs when it is posted. It cannot be interrupted, so its limit is judged afterwards, by how
 long the call itself took.
 """
 
@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from envfleet.actor import EnvActor
 from envfleet.channels import Died, Late
-
-
-class _Done(NamedTuple):
-    reply: Any
-    seconds: float
 
 
 class LocalChannel:
@@ -25,12 +20,12 @@ class LocalChannel:
     def __init__(self, env_ids: Sequence[int]) -> None:
         self._actor: EnvActor | None = EnvActor(env_ids, in_process=True)
 
-    def post(self, method: str, *args: Any) -> _Done:
+    def post(self, limit: float | None, method: str, *args: Any) -> Any:
         if self._actor is None:
             raise Died("it was ended")
         started = time.perf_counter()
         reply = getattr(self._actor, method)(*args)
-        return _Done(reply, time.perf_counter() - started)
+        return Late() if limit is not None and time.perf_counter() - started > limit else reply
 
     def kill(self) -> None:
         """Closes what the actor hosts: there is no process whose end would do it."""
@@ -46,11 +41,11 @@ class LocalBackend:
         del options
         return LocalChannel(env_ids)
 
-    def settle(self, calls: Sequence[_Done], timeout: float | None) -> list[Any]:
-        return [
-            Late() if timeout is not None and call.seconds > timeout else call.reply
-            for call in calls
-        ]
+    def settle(
+        self, calls: Sequence[Any], timeout: float | None, at_least: int | None = None
+    ) -> list[Any]:
+        del timeout, at_least
+        return list(calls)
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         del options

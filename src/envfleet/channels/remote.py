@@ -16,8 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from envfleet.actor import EnvActor
-from envfleet.channels import Died, Late
-from envfleet.errors import EnvFleetError
+from envfleet.channels import Died, Gone
 
 _REFUSED = {
     "max_restarts": "a silent restart is a silent wrong answer",
@@ -89,9 +88,10 @@ class RayChannel:
         self._handle = handle
         self._methods: dict[str, Any] = {}
 
-    def post(self, method: str, *args: Any) -> Any:
+    def post(self, limit: float | None, method: str, *args: Any) -> Any:
+        del limit
         if not ray.is_initialized():  # or Ray would start itself, with arguments of its own
-            raise Died(_GONE)
+            raise Gone(_GONE)
         try:
             bound = self._methods.get(method)
             if bound is None:
@@ -101,7 +101,7 @@ class RayChannel:
             raise
         except Exception as problem:
             # A plain Exception: the handle is of a Ray that has been shut down since.
-            raise Died(str(problem) if self._backend.is_there() else _GONE) from None
+            raise (Died(str(problem)) if self._backend.is_there() else Gone(_GONE)) from None
 
     def kill(self) -> None:
         if not self._backend.is_there():
@@ -129,24 +129,27 @@ class RayBackend:
         for name in options.keys() & _REFUSED.keys():
             raise ValueError(f"actor_options[{name!r}] is not for the caller: {_REFUSED[name]}")
         if not self.is_there():
-            raise EnvFleetError(f"{_GONE}: make a new batch")
+            raise Gone(f"{_GONE}: make a new batch")
         chosen = {**_DEFAULTS, **options, "max_restarts": 0, "max_task_retries": 0}
         return RayChannel(self, _REMOTE.options(**chosen).remote(list(env_ids)))
 
-    def settle(self, calls: Sequence[Any], timeout: float | None) -> list[Any]:
+    def settle(
+        self, calls: Sequence[Any], timeout: float | None, at_least: int | None = None
+    ) -> list[Any]:
         if not self.is_there():
-            return [Died(_GONE)] * len(calls)
+            return [Gone(_GONE)] * len(calls)
         started = time.monotonic()
-        try:
-            return ray.get(list(calls), timeout=timeout)  # type: ignore[no-any-return]
-        except RayError:
-            # `ray.get` raises for the first ref that failed, or that is late, without a word on
-            # which and without waiting for the others: so wait, and ask one by one.
-            pass
+        if at_least is None:
+            try:
+                return ray.get(list(calls), timeout=timeout)  # type: ignore[no-any-return]
+            except RayError:
+                # `ray.get` raises for the first ref that failed, or that is late, without a word
+                # on which and without waiting for the others: so wait, and ask one by one.
+                pass
         left = None if timeout is None else max(0.0, started + timeout - time.monotonic())
-        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=left)
-        done = set(ready)
-        return [_outcome(call) if call in done else Late() for call in calls]
+        ray.wait(list(calls), num_returns=at_least or len(calls), timeout=left)
+        done = set(ray.wait(list(calls), num_returns=len(calls), timeout=0)[0])
+        return [_outcome(call) if call in done else None for call in calls]
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         asked = collections.Counter(_asked(chosen) for chosen in options)

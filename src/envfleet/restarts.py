@@ -1,0 +1,154 @@
+"""Restarts: which environments are on their way back, what is left of their budget, the record.
+
+It decides and remembers; `fleet` makes the calls. With a budget of 0 an environment that fails
+waits for the caller's `reset` (``on_failure="raise"``), and that is all the difference there is.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import numbers
+import time
+from collections.abc import Iterable
+
+from envfleet.actors import Sent
+from envfleet.errors import EnvFailure
+
+_log = logging.getLogger("envfleet")
+
+_KEPT = 1000
+"""How many failures the record holds: the last ones."""
+
+_BACK_OFF, _LONGEST_BACK_OFF = 0.2, 10.0
+"""Seconds before the second restart in a row; before each further one twice as many."""
+
+
+def budget(on_failure: str, max_restarts: int) -> int:
+    """How many restarts in a row an environment has, by the arguments of a batch.
+
+    Raises:
+      ValueError: another `on_failure` than ``"raise"`` or ``"restart"``, or a negative number.
+      TypeError: `max_restarts` is no int.
+    """
+    if on_failure not in ("raise", "restart"):
+        raise ValueError(f"on_failure is {on_failure!r}, expected 'raise' or 'restart'")
+    if not isinstance(max_restarts, numbers.Integral) or isinstance(max_restarts, bool):
+        raise TypeError(f"max_restarts is {max_restarts!r}, expected an int")
+    if max_restarts < 0:
+        raise ValueError(f"max_restarts is {max_restarts}, expected at least 0")
+    return int(max_restarts) if on_failure == "restart" else 0
+
+
+@dataclasses.dataclass(eq=False)
+class Restart:
+    """One environment on its way back, from its failure to its next time step."""
+
+    began: float
+    """When it failed, by `time.monotonic`."""
+    due: float
+    """When the next attempt may begin."""
+    owes_last: bool = False
+    """Whether the caller still has to be shown the end of the episode that the failure ended."""
+    calls: list[Sent] = dataclasses.field(default_factory=list)
+    """The attempt that is on its way; empty while it backs off."""
+    is_ready: bool = False
+    """Whether the rebuilt environment has its first time step, which nobody has been shown."""
+
+
+class Restarts:
+    """The restarts of a batch, by env_id.
+
+    Args:
+      num_envs: size of the batch.
+      max_in_a_row: restarts without a good step in between, before an environment is given up.
+
+    Attributes:
+      pending: environments on their way back.
+      failed: environments that were given up, and why, until the caller resets them.
+      given_up: those of them that the caller has not been told of.
+      history: the last failures.
+      num_failures, num_restarts, last_failures, seconds: per environment, since the start; the
+        seconds from a failure until there was a time step again.
+    """
+
+    def __init__(self, num_envs: int, max_in_a_row: int) -> None:
+        self.pending: dict[int, Restart] = {}
+        self.failed: dict[int, EnvFailure] = {}
+        self.given_up: list[EnvFailure] = []
+        self.history: collections.deque[EnvFailure] = collections.deque(maxlen=_KEPT)
+        self.num_failures = [0] * num_envs
+        self.num_restarts = [0] * num_envs
+        self.last_failures: list[EnvFailure | None] = [None] * num_envs
+        self.seconds = [0.0] * num_envs
+        self._max_in_a_row = max_in_a_row
+        self._in_a_row: dict[int, list[EnvFailure]] = {}
+
+    def fail(self, failure: EnvFailure, since: float, for_good: bool = False) -> None:
+        """An environment has failed: it becomes pending, or failed where its budget is spent.
+
+        Args:
+          failure: what happened; of an environment that is pending already, an attempt that failed.
+          since: when the call was sent in which it failed, by `time.monotonic`.
+          for_good: whether there is nothing left that it could be restarted on.
+        """
+        i = failure.index
+        if i in self.failed:  # it was given up before: this is no news
+            return
+        self.history.append(failure)
+        self.num_failures[i] += 1
+        self.last_failures[i] = failure
+        was_closing = failure.phase == "close" and i in self.pending
+        restart = self.pending.pop(i, None) or Restart(began=since, due=0.0)
+        attempts = self._in_a_row.setdefault(i, [])
+        if not was_closing:  # the old one hung in its end: no attempt at a new one
+            attempts.append(failure)
+        words = " ".join(str(failure).split())
+        if for_good or len(attempts) > self._max_in_a_row:
+            self.failed[i] = failure
+            self.given_up.append(failure)
+            spent = f"; {self._max_in_a_row} restarts in a row are spent"
+            _log.warning("%s%s", words, spent if self._max_in_a_row else "")
+            return
+        wait = 0.0
+        if len(attempts) > 1 and not was_closing:
+            wait = min(_LONGEST_BACK_OFF, _BACK_OFF * 2.0 ** (len(attempts) - 2))
+        restart.calls, restart.is_ready, restart.due = [], False, time.monotonic() + wait
+        self.pending[i] = restart
+        _log.warning(
+            "%s; restart %d of %d in a row%s",
+            words,
+            len(attempts),
+            self._max_in_a_row,
+            f", in {wait:g} s" if wait else "",
+        )
+
+    def forgive(self, env_ids: Iterable[int]) -> None:
+        """The caller resets environments: what was given up is tried again, with a whole budget."""
+        now = time.monotonic()
+        for i in env_ids:
+            if i in self.failed:
+                del self.failed[i]
+                self._in_a_row.pop(i, None)
+                self.pending[i] = Restart(began=now, due=now)
+
+    def succeeded(self, env_id: int) -> None:
+        """The environment has made a good step: its failures are no longer in a row."""
+        self._in_a_row.pop(env_id, None)
+
+    @property
+    def unproven(self) -> list[int]:
+        """Environments that have made no good step since they failed."""
+        return list(self._in_a_row)
+
+    def attempts(self, failure: EnvFailure) -> list[EnvFailure]:
+        """The failures in a row that led to this one, itself the last; just itself if none did."""
+        attempts = self._in_a_row.get(failure.index, [])
+        return [*attempts] if failure in attempts[-1:] else [failure]
+
+    def join(self, env_id: int) -> None:
+        """The environment is back: its first time step is being shown."""
+        restart = self.pending.pop(env_id, None)
+        if restart is not None:
+            self.seconds[env_id] += time.monotonic() - restart.began
