@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -123,6 +126,25 @@ def hang() -> None:
     time.sleep(1000)
 
 
+def hang_in_c() -> None:
+    """Keeps the GIL: no Python code of this process runs any more."""
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def stop() -> None:
+    """The process is there, and nothing of it runs, not even C++ threads of Ray's."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def exit_with_last_words() -> None:
+    print("simulator: no license", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def never() -> None:
+    raise AssertionError("a fault of the phase 'never'")
+
+
 class Constructor:
     """Of a `FaultyEnv`; where the phase is `pickling`, it goes wrong on its way already."""
 
@@ -139,3 +161,32 @@ class Constructor:
         from envfleet.testing import FaultyEnv
 
         return FaultyEnv(self.fault, self.phase, **self.kwargs)
+
+
+class Lives:
+    """A constructor whose n-th call builds a `FaultyEnv` by the n-th arguments, and then the last.
+
+    Args:
+      directory: where calls are counted, across processes.
+      lives: of each call: fault and phase.
+      kwargs: other arguments of all of them.
+    """
+
+    def __init__(
+        self, directory: Path, *lives: tuple[Callable[[], Any], str], **kwargs: Any
+    ) -> None:
+        self.directory, self.lives, self.kwargs = directory, lives, kwargs
+
+    def __call__(self) -> Any:
+        from envfleet.testing import FaultyEnv
+
+        self.directory.mkdir(exist_ok=True)
+        number = len(list(self.directory.iterdir()))
+        (self.directory / str(number)).write_text(str(time.time()))
+        fault, phase = self.lives[min(number, len(self.lives) - 1)]
+        return FaultyEnv(fault, phase, **self.kwargs)
+
+    def times(self) -> list[float]:
+        """When it was called."""
+        count = len(list(self.directory.iterdir()))
+        return [float((self.directory / str(n)).read_text()) for n in range(count)]

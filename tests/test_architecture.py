@@ -19,6 +19,7 @@ ROWS = [
     ["actors"],
     ["channels.local", "channels.remote"],
     ["channels"],
+    ["channels.processes"],
     ["actor"],
     ["environments"],
     ["environments.gymnasium", "environments.tf_agents"],

@@ -58,7 +58,10 @@ ENDING = [
     Expected(faults.sigkill, ActorDied),
     Expected(faults.sigsegv, ActorDied),
     Expected(faults.hang, EnvTimeout),
+    Expected(faults.hang_in_c, EnvTimeout),
+    Expected(faults.stop, EnvTimeout),
 ]
+HANGS = (faults.hang, faults.hang_in_c, faults.stop)
 ON_RAY_ONLY = [Expected(faults.keyboard_interrupt, RemoteEnvError, message="KeyboardInterrupt")]
 
 
@@ -72,7 +75,7 @@ def run(phase: str, fault: Any, backend: str) -> tuple[BaseException, Any]:
     # The other environments must have the same ids as slots for the oracle.
     constructors[2] = faults.Constructor(fault, "never", env_id=2)
     limits = {}
-    if fault is faults.hang:
+    if fault in HANGS:
         kind = "start" if phase in ("construct", "specs") else phase
         limits = {f"{kind}_timeout": 12.0 if kind == "start" else 0.5}
     batch = None
@@ -146,7 +149,7 @@ def test_an_interrupt_that_an_actor_raises_is_no_interrupt_of_the_caller(case, p
 @pytest.mark.parametrize("case", ENDING, ids=case_id)
 def test_end_of_a_process_is_told(case, phase, on_ray):
     error, batch = run(phase, case.fault, "ray")
-    if case.fault is faults.hang and phase in ("construct", "specs"):
+    if case.fault in HANGS and phase in ("construct", "specs"):
         assert "2 of 3 actors started in 12.0 s; of the other 1, 1 run" in str(error)
         return
     check_report(error, case, phase)
@@ -238,7 +241,7 @@ def test_several_failed_constructors_are_reported_together(make_batch):
     assert [failure.index for failure in caught.value.env_failures] == [0, 2]
 
 
-@pytest.mark.parametrize("fault", [faults.key_error, faults.sigkill, faults.hang])
+@pytest.mark.parametrize("fault", [faults.key_error, faults.sigkill, *HANGS])
 def test_reset_rebuilds_what_failed_and_every_reply_is_its_own(fault, on_ray, tmp_path):
     constructors = [
         faults.Constructor(faults.key_error, "never", env_id=0),

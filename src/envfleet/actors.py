@@ -121,16 +121,17 @@ class Actors:
         self._options = options
         self._deadlines = deadlines
         self._channels: dict[int, channels.Channel] = {}
-        self._hellos: dict[int, channels.Call] = {}
+        self._places: dict[int, Any] = {}
         self._queues: dict[int, collections.deque[Sent]] = {}
+        self._lost: dict[int, Lost] = {}
         self._numbers = itertools.count()
 
     def __contains__(self, a: int) -> bool:
         """Whether the actor is there."""
         return a in self._channels
 
-    def open(self, a: int) -> None:
-        """Starts an actor, without waiting for it.
+    def open(self, a: int, limit: float | None = None) -> None:
+        """Starts an actor, without waiting for it; its limit is that of a start unless given.
 
         Raises:
           Gone: there is nothing any more that it could live on.
@@ -140,7 +141,8 @@ class Actors:
         channel = self._backend.open(self.env_ids[a], self._options[a])
         self._channels[a] = channel
         self._queues[a] = collections.deque()
-        self._hellos[a] = channel.post(None, "hello")
+        self._places.pop(a, None)
+        self.send(a, self.env_ids[a], "start", "hello", limit=limit)
 
     def end(self) -> None:
         """Ends every actor at once."""
@@ -178,6 +180,9 @@ class Actors:
         """
         limit = self._deadlines[phase] if limit is None else limit
         sent = Sent(next(self._numbers), a, env_ids, method, phase, limit, time.monotonic())
+        if a not in self._channels:
+            sent.outcome = self._lost[a]
+            return sent
         self._queues[a].append(sent)
         try:
             sent.call = self._channels[a].post(limit, method, *args)
@@ -216,7 +221,8 @@ class Actors:
                 if until is not None:
                     moments.append(until)
                 involved = self._clocked(waiting, now, moments)
-                outcomes = self._settle(involved, max(0.0, min(moments) - now), first)
+                # A new actor is met as soon as it says hello, or its end could not be told.
+                outcomes = self._settle(involved, max(0.0, min(moments) - now), first or starting)
                 now = time.monotonic()
                 late = self._arrived(involved, outcomes, now)
                 if late and starting:
@@ -265,7 +271,8 @@ class Actors:
             if sent.outcome is not None:  # of an actor that was lost just now
                 continue
             if isinstance(outcome, Died):
-                self._lose(sent.a, self._died(sent.a, outcome, sent.phase), sent.phase, outcome)
+                phase = self._head(sent).phase  # where it had got to, whichever call tells of it
+                self._lose(sent.a, self._died(sent.a, outcome, phase), phase, outcome)
             elif isinstance(outcome, Late) or (
                 outcome is None and sent.due is not None and sent.due <= now
             ):
@@ -273,7 +280,15 @@ class Actors:
             elif outcome is not None:
                 sent.outcome = outcome
                 self._queues[sent.a].remove(sent)
+                if sent.method == "hello":
+                    self._meet(sent)
         return late
+
+    def _meet(self, hello: Sent) -> None:
+        self._places[hello.a] = hello.outcome
+        self._channels[hello.a].watch(hello.outcome)
+        for constructor in itertools.islice(self._queues[hello.a], 1):
+            constructor.due = hello.due  # the start of a process is part of a start
 
     def end_late(self, late: Iterable[Sent]) -> None:
         """Ends the actors of these calls: `EnvTimeout`, which names all of them."""
@@ -297,25 +312,31 @@ class Actors:
         calls, self.interrupted = self.interrupted or [], None
         unknown = [sent for queue in self._queues.values() for sent in queue if sent.call is None]
         for a in {sent.a for sent in unknown}:
-            self._lose(a, self._died(a, "a call to it was interrupted", "call"), "call")
+            self._lose(a, self._unanswered(a), "call")
         limit = self._deadlines["close"]
         self.wait(calls, until=None if limit is None else time.monotonic() + limit)
         for a in {sent.a for sent in calls if sent.outcome is None}:
-            self._lose(a, self._died(a, "it did not answer after an interrupt", "call"), "call")
+            self._lose(a, self._unanswered(a), "call")
         return [*unknown, *calls]
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def _died(self, a: int, words: object, phase: str) -> ActorDied:
+    def _died(self, a: int, died: Died, phase: str) -> ActorDied:
         ids, (pid, node) = self.env_ids[a], self._place(a)
         whose = "its" if len(ids) == 1 else "their"
         steps = f" {self.episode_steps[ids[0]]} steps into the episode" if phase == "step" else ""
         return ActorDied(
             f"{self.names([a])} of {self.num_envs}: {whose} process died in "
-            f"{_DOING[phase]}{steps} (pid {pid}, node {node}): {words}"
+            f"{_DOING[phase]}{steps} (pid {pid}, node {node}): {self._channels[a].obituary(died)}"
         )
 
-    def _lose(self, a: int, error: EnvFleetError, phase: str, words: object = None) -> None:
+    def _unanswered(self, a: int) -> ActorDied:
+        return ActorDied(
+            f"{self.names([a])} of {self.num_envs}: ended, since a call was interrupted and not "
+            f"answered in {self._deadlines['close']} s"
+        )
+
+    def _lose(self, a: int, error: EnvFleetError, phase: str, died: Died | None = None) -> None:
         """Ends an actor that died or is late, and with it all calls on their way to it."""
         pid, node = self._place(a)
         failures = {
@@ -329,16 +350,17 @@ class Actors:
             )
             for i in self.env_ids[a]
         }
-        lost = Lost(failures, for_good=isinstance(words, Gone))
+        lost = self._lost[a] = Lost(failures, for_good=isinstance(died, Gone))
         for sent in self._queues.pop(a):
             sent.outcome = lost
-        self._channels.pop(a).kill()
+        channel = self._channels.pop(a)
+        channel.kill()
+        channel.kill_orphans()
 
     def _place(self, a: int) -> tuple[int | None, str | None]:
         """Process id and node of an actor, as far as it has told them."""
-        assert self._backend is not None
-        (answer,) = self._backend.settle([self._hellos[a]], 0)
-        return answer if isinstance(answer, tuple) else (None, None)
+        place = self._places.get(a)
+        return place[:2] if place else (None, None)
 
     # -- words -------------------------------------------------------------------------------------
 

@@ -31,6 +31,10 @@ _PACKAGE = Path(__file__).parent
 _OWN_FILES = {str(_PACKAGE / "actor.py"), *map(str, (_PACKAGE / "environments").glob("*.py"))}
 
 
+_LINE = 500
+"""How many characters of a failure go into a log: the record has them all."""
+
+
 class EnvFleetError(Exception):
     """Base class of the errors that envfleet itself raises."""
 
@@ -117,7 +121,13 @@ class EnvFailure:
 
     def __str__(self) -> str:
         what = f"{self.type_name}: {self.message}" if self.message else self.type_name
-        return f"env {self.index} failed in {self.phase}{self.place()}: {what}"
+        place = "" if f"(pid {self.pid}, " in self.message else self.place()
+        return f"env {self.index} failed in {self.phase}{place}: {what}"
+
+    def line(self) -> str:
+        """The same in one line of a bounded length, for a log."""
+        words = " ".join(str(self).split())
+        return words if len(words) <= _LINE else f"{words[:_LINE]} ..."
 
     def place(self) -> str:
         """Where it ran and how far the episode was, in brackets."""

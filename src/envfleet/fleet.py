@@ -142,8 +142,9 @@ class Fleet:
                 # One deadline for all of them, also where they start one after another.
                 limit = self._start_timeout
                 left = limit and max(0.0, limit - (time.monotonic() - began))
-                self._actors.open(a)
-                self._starting.append(self._send_build(a, ids, left if one_by_one else limit))
+                left = left if one_by_one else limit
+                self._actors.open(a, left)
+                self._starting.append(self._send_build(a, ids, left))
             _close_at_exit(self)
         except BaseException:
             self._end()
@@ -192,7 +193,7 @@ class Fleet:
         results = self._results([sent for sent in builds if sent.outcome is not None])
         failures = [result for result in results.values() if isinstance(result, EnvFailure)]
         for failure in failures:
-            _log.warning("%s", " ".join(str(failure).split()))
+            _log.warning("%s", failure.line())
         self._raise(failures)
         if late:
             raise FleetStartError(self._actors.late_start(late))
@@ -265,6 +266,7 @@ class Fleet:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
         self.restarts.forgive(env_ids)
         self._mend()
+        self._raise_given_up()
         needed = set(env_ids) & self.restarts.pending.keys()
         by_actor = self._actors.by_actor(set(env_ids) - needed)
         arguments = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}

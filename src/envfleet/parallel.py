@@ -14,6 +14,7 @@ import numpy as np
 
 from envfleet import gin_state
 from envfleet.actors import deadlines
+from envfleet.errors import EnvFailure
 from envfleet.fleet import Fleet
 from envfleet.restarts import budget
 from envfleet.seeding import Seeds
@@ -21,17 +22,26 @@ from envfleet.single import Closing, EnvHandle, Specs, check_callable, check_con
 
 
 class Stats(NamedTuple):
-    """Where a batch's time went.
+    """Where a batch's time went, and what went wrong; lists have an element per environment.
 
     Attributes:
-      num_calls: per environment, resets and steps since it was last built.
-      env_seconds: per environment, seconds that it spent in them.
+      num_calls: resets and steps since it was last built; 0 of what waits to be rebuilt, and of its
+        neighbours in the same actor.
+      env_seconds: seconds that it spent in them.
       waited: seconds that the caller waited for actors, the start included.
+      failures: how often it has failed: raised, died or been late.
+      restarts: how often it was built anew, attempts that failed included.
+      last_failure: its last failure, or None.
+      seconds_lost: seconds from the calls in which it failed until it had a time step again.
     """
 
     num_calls: list[int]
     env_seconds: list[float]
     waited: float
+    failures: list[int]
+    restarts: list[int]
+    last_failure: list[EnvFailure | None]
+    seconds_lost: list[float]
 
 
 @gin_state.configurable
@@ -205,13 +215,22 @@ class ParallelPyEnvironment(Specs, Closing):
         return self._fleet.time_step_layout.unflatten(self._fleet.columns())
 
     def stats(self) -> Stats:
-        """Where the time went so far, in seconds."""
-        timings = self._fleet.timings()
+        """Where the time went so far, in seconds, and what went wrong."""
+        timings, restarts = self._fleet.timings(), self._fleet.restarts
         return Stats(
             num_calls=[calls for calls, _ in timings],
             env_seconds=[seconds for _, seconds in timings],
             waited=self._fleet.waited,
+            failures=[*restarts.num_failures],
+            restarts=[*restarts.num_restarts],
+            last_failure=[*restarts.last_failures],
+            seconds_lost=[*restarts.seconds_lost],
         )
+
+    @property
+    def failures(self) -> tuple[EnvFailure, ...]:
+        """The last 1000 failures after which an environment had to be rebuilt, the oldest first."""
+        return tuple(self._fleet.restarts.history)
 
     # -- between steps -----------------------------------------------------------------------------
 

@@ -69,8 +69,8 @@ class Restarts:
       failed: environments that were given up, and why, until the caller resets them.
       given_up: those of them that the caller has not been told of.
       history: the last failures.
-      num_failures, num_restarts, last_failures, seconds: per environment, since the start; the
-        seconds from a failure until there was a time step again.
+      num_failures, num_restarts, last_failures: per environment, since the start.
+      seconds_lost: per environment, from its failures until it had a time step again.
     """
 
     def __init__(self, num_envs: int, max_in_a_row: int) -> None:
@@ -81,7 +81,7 @@ class Restarts:
         self.num_failures = [0] * num_envs
         self.num_restarts = [0] * num_envs
         self.last_failures: list[EnvFailure | None] = [None] * num_envs
-        self.seconds = [0.0] * num_envs
+        self.seconds_lost = [0.0] * num_envs
         self._max_in_a_row = max_in_a_row
         self._in_a_row: dict[int, list[EnvFailure]] = {}
 
@@ -96,15 +96,17 @@ class Restarts:
         i = failure.index
         if i in self.failed:  # it was given up before: this is no news
             return
-        self.history.append(failure)
+        # Without the exception itself (local backend), whose traceback holds the environment.
+        kept = dataclasses.replace(failure, original=None)
+        self.history.append(kept)
         self.num_failures[i] += 1
-        self.last_failures[i] = failure
+        self.last_failures[i] = kept
         was_closing = failure.phase == "close" and i in self.pending
         restart = self.pending.pop(i, None) or Restart(began=since, due=0.0)
         attempts = self._in_a_row.setdefault(i, [])
         if not was_closing:  # the old one hung in its end: no attempt at a new one
             attempts.append(failure)
-        words = " ".join(str(failure).split())
+        words = failure.line()
         if for_good or len(attempts) > self._max_in_a_row:
             self.failed[i] = failure
             self.given_up.append(failure)
@@ -116,13 +118,12 @@ class Restarts:
             wait = min(_LONGEST_BACK_OFF, _BACK_OFF * 2.0 ** (len(attempts) - 2))
         restart.calls, restart.is_ready, restart.due = [], False, time.monotonic() + wait
         self.pending[i] = restart
-        _log.warning(
-            "%s; restart %d of %d in a row%s",
-            words,
-            len(attempts),
-            self._max_in_a_row,
-            f", in {wait:g} s" if wait else "",
-        )
+        if was_closing:
+            _log.warning("%s; it is built in a new actor", words)
+            return
+        pause = f", in {wait:g} s" if wait else ""
+        limit = self._max_in_a_row
+        _log.warning("%s; restart %d of %d in a row%s", words, len(attempts), limit, pause)
 
     def forgive(self, env_ids: Iterable[int]) -> None:
         """The caller resets environments: what was given up is tried again, with a whole budget."""
@@ -151,4 +152,4 @@ class Restarts:
         """The environment is back: its first time step is being shown."""
         restart = self.pending.pop(env_id, None)
         if restart is not None:
-            self.seconds[env_id] += time.monotonic() - restart.began
+            self.seconds_lost[env_id] += time.monotonic() - restart.began

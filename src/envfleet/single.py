@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 from envfleet import gin_state
 from envfleet.actor import MethodOf
 from envfleet.actors import deadlines
-from envfleet.errors import EnvFleetError, note
+from envfleet.errors import EnvFailure, EnvFleetError, note
 from envfleet.fleet import Fleet
 from envfleet.restarts import budget
 from envfleet.seeding import Seeds
@@ -210,6 +210,11 @@ class ActorPyEnvironment(EnvHandle, Closing):
             ),
         )
         super().__init__(fleet, env_id=0)
+
+    @property
+    def failures(self) -> tuple[EnvFailure, ...]:
+        """The last 1000 failures after which it had to be rebuilt, the oldest first."""
+        return tuple(self._fleet.restarts.history)
 
     def start(self, wait_to_start: bool = True) -> None:
         """Starts the actor and builds the environment in it; again is fine.

@@ -43,8 +43,20 @@ class Channel(Protocol):
         """
         ...
 
+    def watch(self, place: Any) -> None:
+        """What the actor's `hello` gave, when it is there: its end can be told from now on."""
+        ...
+
+    def obituary(self, died: Died) -> str:
+        """All that is known of the actor's end, in words."""
+        ...
+
     def kill(self) -> None:
         """Ends the actor at once, whatever it is doing. Twice is fine."""
+        ...
+
+    def kill_orphans(self) -> None:
+        """Ends processes that an actor which is gone has left behind."""
         ...
 
 

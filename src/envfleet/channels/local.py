@@ -27,11 +27,20 @@ class LocalChannel:
         reply = getattr(self._actor, method)(*args)
         return Late() if limit is not None and time.perf_counter() - started > limit else reply
 
+    def watch(self, place: Any) -> None:
+        pass
+
+    def obituary(self, died: Died) -> str:
+        return str(died)
+
     def kill(self) -> None:
         """Closes what the actor hosts: there is no process whose end would do it."""
         actor, self._actor = self._actor, None
         if actor is not None:
             actor.close()
+
+    def kill_orphans(self) -> None:
+        pass
 
 
 class LocalBackend:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envfleet.actor import EnvActor
 from envfleet.channels import Died, Gone
+from envfleet.channels.processes import Watch, end_orphans, last_lines, prepare
 
 _REFUSED = {
     "max_restarts": "a silent restart is a silent wrong answer",
@@ -37,6 +40,17 @@ _DEFAULTS = {
 }
 
 
+class Place(NamedTuple):
+    """Where an actor is."""
+
+    pid: int
+    node: str
+    """For people."""
+    node_id: str
+    stderr: str
+    """The file on that node into which its stderr goes."""
+
+
 class RayEnvActor:
     """An `EnvActor` as a Ray actor.
 
@@ -45,16 +59,18 @@ class RayEnvActor:
     """
 
     def __init__(self, env_ids: Sequence[int]) -> None:
-        node_id = ray.get_runtime_context().get_node_id()
-        node = f"{ray.util.get_node_ip_address()} {node_id[:8]}"
+        self._node_id = ray.get_runtime_context().get_node_id()
+        node = f"{ray.util.get_node_ip_address()} {self._node_id[:8]}"
         self._actor = EnvActor(env_ids, node=node)
+        prepare(ray.get_runtime_context().get_actor_id())
 
     def __repr__(self) -> str:
         """Ray puts this before every line that an environment prints."""
         return repr(self._actor)
 
-    def hello(self) -> Any:
-        return self._actor.hello()
+    def hello(self) -> Place:
+        stderr = os.path.realpath("/proc/self/fd/2")  # Ray has no public way to ask for it
+        return Place(*self._actor.hello(), self._node_id, stderr)
 
     def build(self, *args: Any) -> Any:
         return self._actor.build(*args)
@@ -79,6 +95,9 @@ class RayEnvActor:
 # Not an `@ray.remote` on the class: the class stays importable, so it travels by reference.
 _REMOTE = ray.remote(RayEnvActor)
 
+_PATIENCE = 2.0
+"""Seconds that it may take to ask another node for what a process wrote."""
+
 
 class RayChannel:
     """A handle on one Ray actor."""
@@ -87,6 +106,8 @@ class RayChannel:
         self._backend = backend
         self._handle = handle
         self._methods: dict[str, Any] = {}
+        self._place: Place | None = None
+        self._watch: Watch | None = None
 
     def post(self, limit: float | None, method: str, *args: Any) -> Any:
         del limit
@@ -102,6 +123,37 @@ class RayChannel:
         except Exception as problem:
             # A plain Exception: the handle is of a Ray that has been shut down since.
             raise (Died(str(problem)) if self._backend.is_there() else Gone(_GONE)) from None
+
+    def watch(self, place: Any) -> None:
+        self._place = place
+        if place.node_id == ray.get_runtime_context().get_node_id():
+            self._watch = Watch(place.pid)
+
+    def obituary(self, died: Died) -> str:
+        words = "; ".join(filter(None, [str(died), self._watch.words() if self._watch else ""]))
+        lines = ""
+        if self._place is not None and not isinstance(died, Gone | _NodeLost):
+            with contextlib.suppress(RayError):
+                lines = self._there(last_lines, self._place.stderr, wait=True)
+        return f"{words}\nthe last lines of its stderr:\n{lines}" if lines else words
+
+    def kill_orphans(self) -> None:
+        if self._place is not None and self._backend.is_there():
+            with contextlib.suppress(RayError):
+                self._there(end_orphans, self._handle._actor_id.hex(), wait=False)
+
+    def _there(self, function: Callable[[str], Any], argument: str, wait: bool) -> Any:
+        """Calls a function on the actor's node; on another one than this if there still is one."""
+        if self._watch is not None:
+            return function(argument)
+        assert self._place is not None
+        task = ray.remote(function).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self._place.node_id, soft=False),
+        )
+        answer = task.remote(argument)
+        return ray.get(answer, timeout=_PATIENCE) if wait else None
 
     def kill(self) -> None:
         if not self._backend.is_there():
@@ -175,17 +227,29 @@ def _outcome(ref: Any) -> Any:
         # ActorDiedError or, for a lost node, ActorUnavailableError; OutOfMemoryError,
         # RuntimeEnvSetupError and the like say the same to us: there is no actor any more. The
         # actor itself lets nothing out.
-        return Died(_words(error))
+        return _death(error)
 
 
-def _words(error: RayError) -> str:
+class _NodeLost(Died):
+    """The node is gone with it, or may be."""
+
+
+def _death(error: RayError) -> Died:
     text = str(error)
-    for marker in ("Worker exit detail: ", "The actor is dead because "):
+    if isinstance(error, OutOfMemoryError):
+        return Died("out of memory: " + text.partition("\nObject store memory usage")[0].strip())
+    if isinstance(error, ActorUnavailableError):
+        # What Ray says of a lost node until it is sure of it, which takes more than ten seconds.
+        return _NodeLost(f"Ray lost the connection to it, perhaps its node: {text.strip()}")
+    for marker in ("Worker exit detail: ", "The actor is dead because ", "The actor died because "):
         _, found, rest = text.rpartition(marker)
         if found:
             text = rest
             break
-    return text.partition(" Some common causes include")[0].strip()
+    # This "code" is the state of a socket, and no exit code.
+    text = text.partition(" Some common causes include")[0].strip()
+    text = text.replace(" with a connection error code 2. End of file.", "")
+    return _NodeLost(text) if "its node has died" in text else Died(text)
 
 
 def _asked(options: Mapping[str, Any]) -> str:
@@ -234,4 +298,6 @@ class _Lease:
 
 
 def _address() -> str:
-    return str(ray.get_runtime_context().gcs_address)
+    """Which Ray we are on, and by which connection: what was made by another one is lost to us."""
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address} {context.get_job_id()}"

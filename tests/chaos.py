@@ -1,0 +1,870 @@
+"""Environments that go wrong at random, for minutes on end, under `on_failure="restart"`.
+
+    python tests/chaos.py --minutes 10
+    python tests/chaos.py --minutes 1 --faults 0    # without faults, for comparison
+
+Every row of every time step is held against a model of the environments that knows nothing of
+envfleet: it must be the one that comes next, or the truncation that stands for a failure. Faults
+are drawn by the environments themselves, and a thread of the driver kills their processes from
+outside. Exits with 1 after a bad transition, a budget that was spent, or where something is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import functools
+import gc
+import hashlib
+import itertools
+import logging
+import os
+import platform
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dm_env
+import faults
+import numpy as np
+from dm_env import specs
+
+# Ray and envfleet are imported by `run`, after `main` has set what Ray reads when it is imported.
+
+Counts = collections.Counter[tuple[int, str, str]]
+"""By environment, phase and what it was."""
+
+FIRST, MID, LAST = 0, 1, 2
+UNKNOWN = -1
+
+RAY_INIT = {
+    "address": "local",
+    "num_cpus": 2,
+    "include_dashboard": False,
+    "logging_level": "ERROR",
+    "log_to_driver": False,
+    "object_store_memory": 100_000_000,
+}
+LIMITS = {
+    "step_timeout": 1.0,
+    "reset_timeout": 1.0,
+    "start_timeout": 20.0,
+    "call_timeout": 20.0,
+    "max_restarts": 50,  # in a row; with the chances below it is never spent
+}
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+class Header(NamedTuple):
+    """Where an observation comes from."""
+
+    env: int
+    build: int
+    """Which instance of the environment, from 1 on."""
+    episode: int
+    step: int
+    action: int
+    """The last one; -1 in a first time step."""
+    pid: int
+    seed: int
+
+    @property
+    def length(self) -> int:
+        """How many steps the episode has."""
+        return 3 + (7 * self.env + 5 * self.build + 11 * self.episode) % 38
+
+    @property
+    def reward(self) -> float:
+        """A number of its own for every step of every instance, exact as a float."""
+        return float(((self.env << 16 | self.build) << 20 | self.episode) << 6 | self.step)
+
+    @property
+    def image(self) -> bytes:
+        """A pattern that no mixture of two observations has."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=64).digest()
+
+
+class Row(NamedTuple):
+    """One slot of a batched time step."""
+
+    step_type: int
+    reward: float
+    discount: float
+    header: Header
+    image: bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a failure has ended the episode before its time."""
+        return self.step_type == LAST and self.header.step < self.header.length
+
+    def __str__(self) -> str:
+        name = {FIRST: "FIRST", MID: "MID", LAST: "LAST"}.get(self.step_type, self.step_type)
+        torn = "" if self.image == self.header.image else " with the image of another"
+        return f"{name} reward={self.reward:.17g} discount={self.discount:g} {self.header}{torn}"
+
+
+def first(header: Header) -> Row:
+    """How an episode begins."""
+    header = header._replace(step=0, action=-1)
+    return Row(FIRST, 0.0, 1.0, header, header.image)
+
+
+def following(header: Header, action: int) -> Row:
+    """The next step of an episode; they end by turns in a termination and a truncation."""
+    header = header._replace(step=header.step + 1, action=action)
+    if header.step < header.length:
+        return Row(MID, header.reward, 1.0, header, header.image)
+    return Row(LAST, header.reward, float(header.episode % 2), header, header.image)
+
+
+def cut(row: Row) -> Row:
+    """What stands for a failure: a truncation where the caller has seen the environment last."""
+    return row._replace(step_type=LAST, reward=0.0, discount=1.0)
+
+
+def opening(slot: int, before: Row, found: Row) -> list[Row]:
+    """What may follow an episode: the next one, or the first one of a new instance."""
+    old, new = before.header, found.header
+    build = max(new.build, old.build + 1)
+    seed = UNKNOWN if new.seed == old.seed else new.seed  # a new instance has another one
+    rebuilt = first(Header(slot, build, 0, 0, -1, new.pid, seed))
+    return [rebuilt] if before.is_cut else [first(old._replace(episode=old.episode + 1)), rebuilt]
+
+
+def rows(time_step: dm_env.TimeStep) -> list[Row]:
+    """A batched time step, slot by slot."""
+    columns = (
+        time_step.step_type.tolist(),
+        time_step.reward.tolist(),
+        time_step.discount.tolist(),
+        time_step.observation["header"].tolist(),
+        time_step.observation["image"],
+    )
+    return [
+        Row(step_type, reward, discount, Header(*header), image.tobytes())
+        for step_type, reward, discount, header, image in zip(*columns, strict=True)
+    ]
+
+
+class Checker:
+    """Holds what a batch shows against the model, and writes down in words what does not fit.
+
+    Attributes:
+      rows: what each slot has shown last.
+      calls, transitions: how many steps and resets of the batch were seen, and how many rows.
+      truncations: per slot, episodes that a failure has cut.
+      instances: per slot, how many instances have shown themselves.
+      num_bad, bad: how many rows did not fit, and the first of them in words.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        nobody = Header(UNKNOWN, 0, -1, -1, -1, UNKNOWN, UNKNOWN)
+        self.rows = [cut(first(nobody._replace(env=slot))) for slot in range(num_envs)]
+        self.calls = self.transitions = self.num_bad = 0
+        self.truncations = [0] * num_envs
+        self.instances = [0] * num_envs
+        self.bad: list[str] = []
+
+    def stepped(self, found: Sequence[Row], actions: Sequence[int]) -> None:
+        """The batch was stepped with these actions."""
+        self.calls += 1
+        for slot, (before, row, action) in enumerate(zip(self.rows, found, actions, strict=True)):
+            if before.step_type == LAST:
+                self._take(slot, row, opening(slot, before, row))
+            else:
+                self._take(slot, row, [following(before.header, action), cut(before)])
+
+    def was_reset(self, found: Sequence[Row], env_ids: Sequence[int]) -> None:
+        """Some were reset; the others stand still, or are cut where they share a failing actor."""
+        self.calls += 1
+        for slot, (before, row) in enumerate(zip(self.rows, found, strict=True)):
+            if slot in env_ids:
+                self._take(slot, row, opening(slot, before, row))
+            else:
+                self._take(
+                    slot, row, [before] if before.step_type == LAST else [before, cut(before)]
+                )
+
+    def unchanged(self, found: Sequence[Row]) -> None:
+        """The batch was asked where it is."""
+        for slot, (before, row) in enumerate(zip(self.rows, found, strict=True)):
+            self._take(slot, row, [before])
+
+    def answered(self, slot: int, answer: object) -> None:
+        """An environment was asked who it is."""
+        header = self.rows[slot].header
+        if answer != (header.env, header.build):
+            self._complain(slot, answer, [(header.env, header.build)])
+
+    def _take(self, slot: int, row: Row, allowed: Sequence[Row]) -> None:
+        before, self.rows[slot] = self.rows[slot], row
+        self.transitions += 1
+        self.truncations[slot] += row.is_cut and before.step_type != LAST
+        self.instances[slot] += row.header.build != before.header.build
+        if row not in allowed:
+            self._complain(slot, row, allowed)
+
+    def _complain(self, slot: int, found: object, allowed: Sequence[object]) -> None:
+        self.num_bad += 1
+        if len(self.bad) < 10:
+            expected = "\n    or ".join(map(str, allowed))
+            self.bad.append(f"slot {slot}, call {self.calls}: {found}\n    expected {expected}")
+
+
+# -- can the checker fail? -------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A slot that shows `before`, and then `found` after a step with `ACTION`."""
+
+    before: Row
+    found: Row
+    call: Callable[[Checker, Row], None] = lambda checker, row: checker.stepped([row], [ACTION])
+
+
+def _reset(checker: Checker, row: Row) -> None:
+    checker.was_reset([row], [0])
+
+
+def _reset_of_others(checker: Checker, row: Row) -> None:
+    checker.was_reset([row], [])
+
+
+def _asked(checker: Checker, row: Row) -> None:
+    checker.unchanged([row])
+
+
+ACTION = 7
+_HEADER = Header(env=0, build=3, episode=4, step=5, action=1, pid=10, seed=20)
+_MID = following(_HEADER, 2)
+_NEXT = following(_MID.header, ACTION)
+_LAST = following(_HEADER._replace(step=_HEADER.length - 1), 2)
+_NEW_EPISODE = first(_HEADER._replace(episode=5))
+_NEW_INSTANCE = first(Header(env=0, build=4, episode=0, step=0, action=-1, pid=11, seed=21))
+
+RIGHT_CASES = {
+    "the next step": Case(_MID, _NEXT),
+    "the next episode": Case(_LAST, _NEW_EPISODE),
+    "a truncation for a failure": Case(_MID, cut(_MID)),
+    "a truncation for a failure at once": Case(_NEW_EPISODE, cut(_NEW_EPISODE)),
+    "a new instance after a truncation": Case(cut(_MID), _NEW_INSTANCE),
+    "a new instance after an episode": Case(_LAST, _NEW_INSTANCE),
+    "a reset": Case(_MID, _NEW_EPISODE, _reset),
+    "a reset that rebuilds": Case(_MID, _NEW_INSTANCE, _reset),
+    "a reset of others": Case(_MID, _MID, _reset_of_others),
+    "a reset of others that fails": Case(_MID, cut(_MID), _reset_of_others),
+    "a look": Case(_MID, _MID, _asked),
+}
+"""What the checker must accept."""
+
+CHECKER_CASES = {
+    "a doubled step": Case(_MID, following(_NEXT.header, ACTION)),
+    "a lost step": Case(_MID, _MID),
+    "a wrong action": Case(_MID, following(_MID.header, ACTION + 1)),
+    "a row of another slot": Case(_MID, following(_MID.header._replace(env=1), ACTION)),
+    "a row of another instance": Case(_MID, following(_MID.header._replace(build=2), ACTION)),
+    "a row of another process": Case(_MID, following(_MID.header._replace(pid=11), ACTION)),
+    "a reward of another step": Case(_MID, _NEXT._replace(reward=_MID.reward)),
+    "a discount of another step": Case(_MID, _NEXT._replace(discount=0.0)),
+    "a mixed observation": Case(_MID, _NEXT._replace(image=_MID.image)),
+    "an episode that ends too early": Case(_MID, _NEXT._replace(step_type=LAST)),
+    "an episode that ends too late": Case(
+        following(_HEADER._replace(step=_HEADER.length - 2), 2),
+        following(_HEADER._replace(step=_HEADER.length - 1), ACTION)._replace(step_type=MID),
+    ),
+    "FIRST in mid-episode": Case(_MID, _NEW_EPISODE),
+    "a new instance in mid-episode": Case(_MID, _NEW_INSTANCE),
+    "a truncation with the next observation": Case(_MID, cut(_NEXT)),
+    "a truncation with a mixed observation": Case(_MID, cut(_MID)._replace(image=_NEXT.image)),
+    "a truncation with a reward": Case(_MID, cut(_MID)._replace(reward=_MID.reward)),
+    "a truncation that terminates": Case(_MID, cut(_MID)._replace(discount=0.0)),
+    "a truncation after LAST": Case(_LAST, cut(_LAST)),
+    "a second truncation": Case(cut(_MID), cut(_MID)),
+    "an episode left out": Case(_LAST, first(_HEADER._replace(episode=6))),
+    "an episode of the failed instance": Case(cut(_MID), _NEW_EPISODE),
+    "a later episode of a new instance": Case(
+        cut(_MID), first(_NEW_INSTANCE.header._replace(episode=1))
+    ),
+    "an earlier instance": Case(cut(_MID), first(_NEW_INSTANCE.header._replace(build=2))),
+    "a new instance with the old seed": Case(
+        cut(_MID), first(_NEW_INSTANCE.header._replace(seed=_HEADER.seed))
+    ),
+    "a step past the end": Case(_LAST, following(_LAST.header, ACTION)),
+    "a reset that does not": Case(_MID, _MID, _reset),
+    "a reset of others that steps": Case(_MID, _NEXT, _reset_of_others),
+    "a look that moves": Case(_MID, _NEXT, _asked),
+}
+"""What the checker must report."""
+
+
+def complaints(case: Case) -> list[str]:
+    """What the checker has to say."""
+    checker = Checker(1)
+    checker.rows = [case.before]
+    case.call(checker, case.found)
+    return checker.bad
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def hang_in_c() -> None:
+    """Holds the GIL, so that no other thread of the process runs either."""
+    ctypes.PyDLL(None).sleep(1000)
+
+
+RAISING = (faults.key_error, faults.holds_a_lock)
+ENDING = (faults.exit_at_once, faults.sigkill, faults.hang, hang_in_c)
+CHANCES = {
+    "construct": (2e-2, 1e-2, 1e-2, 1e-2, 5e-4, 5e-4),
+    "reset": (1e-2, 5e-3, 1e-3, 1e-3, 5e-4, 5e-4),
+    "step": (1e-3, 5e-4, 1e-4, 1e-4, 5e-5, 5e-5),
+}
+"""By phase, of each of the faults above. Those that raise are cheap; an end costs a new process."""
+
+KILLS_PER_SECOND = 0.2
+SECONDS_BETWEEN_NEWS = 30.0
+SLACK = {"memory": 30.0, "open_files": 8, "processes": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chaos:
+    """What may go wrong, and the files that tell of it.
+
+    A process that ends itself tells nobody afterwards, so everything is written down before.
+
+    Attributes:
+      folder: where the files are.
+      seed: all is drawn from it.
+      scale: a factor for all chances.
+      in_processes: whether environments have a process of their own to end.
+    """
+
+    folder: Path
+    seed: int
+    scale: float
+    in_processes: bool
+
+    @property
+    def kills_per_second(self) -> float:
+        """From outside."""
+        return self.scale * KILLS_PER_SECOND if self.in_processes else 0.0
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[None]:
+        """Within it things go wrong."""
+        self._fuse.touch()
+        try:
+            yield
+        finally:
+            self._fuse.unlink()
+
+    def strike(self, env_id: int, phase: str, source: random.Random) -> None:
+        """Perhaps a fault."""
+        if not self._fuse.exists():
+            return
+        kinds = RAISING + ENDING if self.in_processes else RAISING
+        chances = [self.scale * chance for chance in CHANCES[phase][: len(kinds)]]
+        (kind,) = source.choices([None, *kinds], [1 - sum(chances), *chances])
+        if kind is not None:
+            _append(self._journal, f"{env_id} {phase} {kind.__name__}\n")
+            kind()
+
+    def count_build(self, env_id: int) -> int:
+        """The number of an instance that is being built, over all processes."""
+        return _append(self.folder / f"builds of {env_id}", ".")
+
+    def injected(self) -> Counts:
+        """What was written down."""
+        lines = self._journal.read_text().splitlines() if self._journal.exists() else []
+        entries = map(str.split, lines)
+        return collections.Counter((int(env_id), phase, kind) for env_id, phase, kind in entries)
+
+    @property
+    def _fuse(self) -> Path:
+        return self.folder / "armed"
+
+    @property
+    def _journal(self) -> Path:
+        return self.folder / "injected"
+
+
+def _append(path: Path, text: str) -> int:
+    """Adds to a file in one write, which other processes' do not tear; gives where it ends."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, text.encode())
+        return os.lseek(file, 0, os.SEEK_CUR)
+    finally:
+        os.close(file)
+
+
+class ChaosEnv(dm_env.Environment):
+    """The model's environment, and what may go wrong in it."""
+
+    def __init__(self, env_id: int, chaos: Chaos) -> None:
+        self._chaos = chaos
+        build = chaos.count_build(env_id)
+        self._random = random.Random(f"{chaos.seed} {env_id} {build}")
+        self._header = Header(env_id, build, -1, 0, -1, os.getpid(), UNKNOWN)
+        self._strike("construct")
+
+    def seed(self, seed: int) -> None:
+        self._header = self._header._replace(seed=seed)
+
+    def reset(self) -> dm_env.TimeStep:
+        self._strike("reset")
+        return self._show(first(self._header._replace(episode=self._header.episode + 1)))
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        time.sleep(self._random.uniform(0, 0.003))
+        self._strike("step")
+        return self._show(following(self._header, int(action)))
+
+    def ping(self) -> tuple[int, int]:
+        """Who answers."""
+        return self._header.env, self._header.build
+
+    def _strike(self, phase: str) -> None:
+        self._chaos.strike(self._header.env, phase, self._random)
+
+    def _show(self, row: Row) -> dm_env.TimeStep:
+        self._header = row.header
+        observation = {
+            "header": np.array(row.header, np.int64),
+            "image": np.frombuffer(row.image, np.uint8).reshape(8, 8),
+        }
+        step_type = dm_env.StepType(row.step_type)
+        return dm_env.TimeStep(step_type, row.reward, row.discount, observation)
+
+    def observation_spec(self) -> dict[str, specs.Array]:
+        header = specs.Array((len(Header._fields),), np.int64, "header")
+        return {"header": header, "image": specs.Array((8, 8), np.uint8, "image")}
+
+    def action_spec(self) -> specs.BoundedArray:
+        return specs.BoundedArray((), np.int64, 0, 10**9, "action")
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL to processes from outside, now and then, whatever they are doing.
+
+    Args:
+      pids: gives those to choose from.
+      per_second: how many on average.
+      seed: of its choices.
+    """
+
+    def __init__(self, pids: Callable[[], Sequence[int]], per_second: float, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.kills = 0
+        self._pids, self._per_second, self._random = pids, per_second, random.Random(seed)
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(self._pause()):
+            pid = self._random.choice(self._pids())
+            if is_host(pid):  # a process that has ended may have left its number to a stranger
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    self.kills += 1
+
+    def _pause(self) -> float | None:
+        return self._random.expovariate(self._per_second) if self._per_second else None
+
+    def __enter__(self) -> Killer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+
+# -- what is held ----------------------------------------------------------------------------------
+
+
+class Footprint(NamedTuple):
+    """What a run holds."""
+
+    memory: float
+    """Of the caller, in MB."""
+    open_files: int
+    processes: int
+    """Below the caller, Ray's own included."""
+    hosts: int
+    """Processes of actors among them."""
+    actors: int
+    """Those that Ray does not hold for dead."""
+
+    @classmethod
+    def measured(cls) -> Footprint:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return cls(
+            memory=pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            open_files=len(os.listdir("/proc/self/fd")),
+            processes=len(descendants()),
+            hosts=sum(map(is_host, descendants())),
+            actors=live_actors(),
+        )
+
+
+def descendants() -> list[int]:
+    """Processes below this one."""
+    children = collections.defaultdict(list)
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]
+            children[int(parent)].append(int(entry))
+    found = [os.getpid()]
+    for pid in found:
+        found += children[pid]
+    return found[1:]
+
+
+def is_host(pid: int) -> bool:
+    """Whether that is an actor's process, and below this one."""
+    with contextlib.suppress(OSError):
+        named_so = b"RayEnvActor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return named_so and pid in descendants()
+    return False
+
+
+def live_actors() -> int:
+    """Actors of envfleet that Ray does not hold for dead."""
+    import ray
+
+    if not ray.is_initialized():
+        return 0
+    return sum(
+        actor["ActorClassName"] == "RayEnvActor" and actor["State"] != "DEAD"
+        for actor in ray._private.state.actors().values()
+    )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Gives whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+class Driver:
+    """Steps a batch, resets and asks it at random, and shows all that it gives to the checker.
+
+    Attributes:
+      checker: what has seen it all.
+      failures: the batch's records, counted by environment, phase and type.
+      step_seconds, other_seconds: how long each step took, and each other call.
+      kills: how many processes were ended from outside.
+    """
+
+    def __init__(self, batch: Any, chaos: Chaos, log: Callable[[str], object]) -> None:
+        self.checker = Checker(batch.batch_size)
+        self.failures: Counts = collections.Counter()
+        self.step_seconds, self.other_seconds = array.array("d"), array.array("d")
+        self.kills = 0
+        self._batch, self._chaos, self._log = batch, chaos, log
+        self._random = random.Random(chaos.seed)
+        self._newest: object = None
+        self._began = time.monotonic()
+        self._news_due = SECONDS_BETWEEN_NEWS
+
+    @property
+    def seconds(self) -> float:
+        """Since it is there."""
+        return time.monotonic() - self._began
+
+    def storm(self, until: float) -> None:
+        """Steps among faults until so many seconds have passed; then until all is mended."""
+        killer = Killer(self._pids, self._chaos.kills_per_second, self._random.randrange(2**31))
+        with self._chaos.armed(), killer:
+            while self.seconds < until:
+                self._step()
+                self._interlude()
+                self._tell()
+        self.kills += killer.kills
+        for steps in range(1, 100):
+            self._step()
+            if steps >= 3 and not any(row.is_cut for row in self.checker.rows):
+                break  # what was hit last has shown it, was rebuilt, and has stepped
+
+    def _tell(self) -> None:
+        if self.seconds < self._news_due:
+            return
+        self._news_due += SECONDS_BETWEEN_NEWS
+        self._log(
+            f"{self.seconds:5.0f} s: {self.checker.calls} calls, {self.failures.total()} failures, "
+            f"{sum(self.checker.truncations)} truncations, {self.checker.num_bad} bad transitions"
+        )
+
+    def _pids(self) -> list[int]:
+        return [row.header.pid for row in self.checker.rows]
+
+    def _step(self) -> None:
+        actions = [self._random.randrange(10**9) for _ in self.checker.rows]
+        with _timed(self.step_seconds):
+            time_step = self._batch.step(np.array(actions))
+        self.checker.stepped(rows(time_step), actions)
+        self._count_failures()
+
+    def _interlude(self) -> None:
+        """Now and then something other than a step."""
+        env_ids = range(self._batch.batch_size)
+        some = sorted(self._random.sample(env_ids, self._random.randint(1, len(env_ids))))
+        draw = self._random.random()
+        if draw < 0.002:
+            self._reset(None)
+        elif draw < 0.01:
+            self._reset(some)
+        elif draw < 0.02:
+            self._ping([i for i in some if not self.checker.rows[i].is_cut])
+        elif draw < 0.04:
+            self.checker.unchanged(rows(self._batch.current_time_step()))
+        self._count_failures()
+
+    def _reset(self, env_ids: Sequence[int] | None) -> None:
+        with _timed(self.other_seconds):
+            time_step = self._batch.reset(env_ids)
+        everyone = range(self._batch.batch_size)
+        self.checker.was_reset(rows(time_step), everyone if env_ids is None else env_ids)
+
+    def _ping(self, env_ids: Sequence[int]) -> None:
+        from envfleet import ActorDied, EnvTimeout
+
+        try:
+            with _timed(self.other_seconds):
+                answers = self._batch.call("ping", env_ids=env_ids)
+        except (ActorDied, EnvTimeout):
+            return  # it was killed just now: the next step shows it
+        for slot, answer in zip(env_ids, answers, strict=True):
+            self.checker.answered(slot, answer)
+
+    def _count_failures(self) -> None:
+        records = list(self._batch.failures)
+        for record in itertools.takewhile(lambda one: one is not self._newest, records[::-1]):
+            self.failures[record.index, record.phase, record.type_name] += 1
+        self._newest = records[-1] if records else None
+
+
+@contextlib.contextmanager
+def _timed(seconds: array.array[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - began)
+
+
+@dataclasses.dataclass
+class Report:
+    """What a run saw, and what was wrong with it."""
+
+    seed: int
+    seconds: float
+    driver: Driver
+    injected: Counts
+    restarts: int
+    footprints: Sequence[Footprint]
+    """After warming up, and at the end."""
+    problems: Sequence[str]
+    """What is wrong besides bad transitions, in words."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.driver.checker.num_bad and not self.problems
+
+    def __str__(self) -> str:
+        checker, failures = self.driver.checker, self.driver.failures
+        table = {
+            "seed": self.seed,
+            "steps checked": f"{checker.calls} batched, {checker.transitions} rows, "
+            f"in {self.seconds:.0f} s",
+            "time of a step": _times(self.driver.step_seconds),
+            "of another call": _times(self.driver.other_seconds),
+            "killed from outside": self.driver.kills,
+            "faults injected": _by_phase(self.injected),
+            "failures seen": _by_phase(failures),
+            "failures a second": f"{failures.total() / self.seconds:.2f}",
+            "restarts": self.restarts,
+            "truncations": sum(checker.truncations),
+            "bad transitions": checker.num_bad,
+            "held": "after warming up -> at the end",
+        }
+        for name in Footprint._fields:
+            held = [getattr(footprint, name) for footprint in self.footprints]
+            table[f"  {name}"] = " -> ".join(f"{value:.5g}" for value in held) or "not measured"
+        lines = [f"{name:20}  {value}" for name, value in table.items()]
+        return "\n".join([*lines, *checker.bad, *self.problems, "ok" if self.ok else "NOT ok"])
+
+
+def _times(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "none"
+    return f"median {1e3 * statistics.median(seconds):.1f} ms, worst {max(seconds):.2f} s"
+
+
+def _by_phase(counts: Counts) -> str:
+    """A line for each phase and kind, with a sum above."""
+    sums: collections.Counter[tuple[str, str]] = collections.Counter()
+    for (_, phase, kind), count in counts.items():
+        sums[phase, kind] += count
+    lines = [f"  {phase:9}  {kind:25} {count:6}" for (phase, kind), count in sorted(sums.items())]
+    return "\n".join([str(counts.total()), *lines])
+
+
+def contradictions(driver: Driver, injected: Counts, stats: Any) -> Iterator[str]:
+    """Where what was injected, what the batch counted and what it showed do not go together.
+
+    They need not be equal: an environment fails along with others of its process, and a slow
+    machine makes timeouts that nobody injected.
+    """
+    for i, (truncations, instances, failures, restarts) in enumerate(
+        zip(
+            driver.checker.truncations,
+            driver.checker.instances,
+            stats.failures,
+            stats.restarts,
+            strict=True,
+        )
+    ):
+        faulty = sum(n for (env_id, *_), n in injected.items() if env_id == i)
+        faulty_steps = sum(n for key, n in injected.items() if key[:2] == (i, "step"))
+        records = sum(n for (env_id, *_), n in driver.failures.items() if env_id == i)
+        for few, of_these, many, of_those in (
+            (truncations, "truncations", failures, "failures"),
+            (faulty_steps, "faults in steps", truncations, "truncations"),
+            (faulty, "faults", failures, "failures"),
+            (records, "records", failures, "failures"),
+            (failures, "failures", records, "records"),
+            (instances - 1, "new instances", restarts, "restarts"),
+        ):
+            if few > many:
+                yield f"env {i}: {few} {of_these}, but {many} {of_those}"
+
+
+def grown(start: Footprint, end: Footprint) -> Iterator[str]:
+    """What there is more of at the end than at the start, beyond what comes and goes."""
+    for name, slack in SLACK.items():
+        before, after = getattr(start, name), getattr(end, name)
+        if after > before + slack:
+            yield f"{name} grew from {before:.5g} to {after:.5g}"
+
+
+def run(
+    *,
+    minutes: float = 10.0,
+    envs: int = 16,
+    envs_per_actor: int = 2,
+    seed: int | None = None,
+    backend: str = "ray",
+    scale: float = 1.0,
+    log: Callable[[str], object] = print,
+) -> Report:
+    """Steps a batch among faults, and tells what came of it.
+
+    Args:
+      minutes: how long; what is held is measured after the first tenth and at the end.
+      envs, envs_per_actor, backend: of the batch. On ``"local"`` environments only raise.
+      seed: of faults and actions; drawn and told where it is None.
+      scale: a factor for the chances of faults; 0 for none.
+      log: takes a line now and then.
+    """
+    import ray
+
+    from envfleet import ParallelPyEnvironment
+
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    log(f"Ray {ray.__version__}, Python {platform.python_version()}, seed {seed}")
+    in_processes, ray_was_there = backend == "ray", ray.is_initialized()
+    num_actors = -(-envs // envs_per_actor) if in_processes else 0
+    restarts, footprints, problems = 0, [], []
+
+    def expect(hosts: int) -> Footprint:
+        """What is held, once ended actors have had time to go."""
+        wait_until(lambda: Footprint.measured()[3:] == (hosts, hosts))
+        held = Footprint.measured()
+        if held[3:] != (hosts, hosts):
+            problems.append(f"expected {hosts} actors, found {held}")
+        return held
+
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        chaos = Chaos(Path(folder), seed, scale, in_processes)
+        with ParallelPyEnvironment(
+            [functools.partial(ChaosEnv, i, chaos) for i in range(envs)],
+            envs_per_actor=envs_per_actor,
+            on_failure="restart",
+            backend=backend,
+            seed=seed,
+            ray_init=RAY_INIT,
+            **LIMITS,
+        ) as batch:
+            driver = Driver(batch, chaos, log)
+            try:
+                for until in (6 * minutes, 60 * minutes):
+                    driver.storm(until)
+                    footprints.append(expect(num_actors))
+                stats = batch.stats()
+                restarts = sum(stats.restarts)
+                problems += contradictions(driver, chaos.injected(), stats)
+                problems += grown(*footprints)
+            except Exception:  # a budget that is spent, above all
+                problems.append(traceback.format_exc())
+            seconds = driver.seconds
+        expect(0)
+        if not ray_was_there and not wait_until(lambda: not descendants()):
+            problems.append(f"{len(descendants())} processes have outlived Ray")
+        injected = chaos.injected()
+    return Report(seed, seconds, driver, injected, restarts, footprints, problems)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="(10)")
+    parser.add_argument("--envs", type=int, default=16, help="(16)")
+    parser.add_argument("--envs-per-actor", type=int, default=2, help="(2)")
+    parser.add_argument("--seed", type=int, help="of faults and actions (drawn)")
+    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="(ray)")
+    parser.add_argument("--faults", dest="scale", type=float, default=1.0, help="how many (1)")
+    arguments = parser.parse_args()
+    # Before Ray is imported: no token file in the home directory; and actors find this module.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    logging.getLogger("envfleet").setLevel(logging.ERROR)  # it has a line for every failure
+    faulthandler.dump_traceback_later(60 * arguments.minutes + 300, exit=True)
+    say = functools.partial(print, file=sys.stdout, flush=True)
+    # Ray prints a paragraph about every process that dies, whatever log_to_driver says.
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        report = run(**vars(arguments), log=say)
+    say(report)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    import chaos  # so that environments travel by reference, to a module that actors can import
+
+    sys.exit(chaos.main())
