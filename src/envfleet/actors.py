@@ -242,19 +242,18 @@ class Actors:
 
     def _clocked(self, waiting: Sequence[Sent], now: float, moments: list[float]) -> list[Sent]:
         """The calls and all before them; whose turn it is has its clock started, into `moments`."""
-        involved = []
+        involved: dict[int, Sent] = {}
         for sent in waiting:
             head = self._head(sent)
             if head.due is None and head.limit is not None:
                 head.due = now + head.limit
             if head.due is not None:
                 moments.append(head.due)
-            if head is sent:
-                involved.append(sent)
-            else:
+            if head is not sent:
                 ahead = itertools.takewhile(lambda s: s is not sent, self._queues[sent.a])  # noqa: B023
-                involved += [s for s in (*ahead, sent) if s not in involved]
-        return involved
+                involved |= {s.number: s for s in ahead}
+            involved[sent.number] = sent
+        return list(involved.values())
 
     def _head(self, sent: Sent) -> Sent:
         return self._queues[sent.a][0]
