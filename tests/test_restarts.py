@@ -293,6 +293,30 @@ def test_rebuilt_environment_of_other_specs_does_not_join(make_batch, tmp_path, 
             oracle.check(batch.step([t, t + 10]))
 
 
+class SlowAgain(faults.Lives):
+    """From its second call on it takes its time."""
+
+    def __call__(self) -> Any:
+        if self.directory.exists():
+            time.sleep(0.6)
+        return super().__call__()
+
+
+def test_restarts_in_one_actor_may_overtake_each_other(on_ray, tmp_path):
+    """The second attempt for env 0 is sent while the first for env 1 is under way."""
+    twice = [(faults.key_error, "step"), (faults.key_error, "construct"), (faults.never, "never")]
+    constructors = [
+        faults.Lives(tmp_path / "0", *twice, env_id=0),
+        SlowAgain(tmp_path / "1", twice[0], twice[2], env_id=1),
+    ]
+    with ParallelPyEnvironment(constructors, on_failure="restart", envs_per_actor=2) as batch:
+        batch.reset()
+        assert batch.step([0, 0]).step_type.tolist() == [LAST, LAST]
+        assert batch.step([0, 0]).step_type.tolist() == [FIRST, FIRST]
+        assert batch.step([0, 0]).observation["step"].tolist() == [1, 1]
+        assert batch.stats().restarts == [2, 1]
+
+
 # -- the budget ------------------------------------------------------------------------------------
 
 

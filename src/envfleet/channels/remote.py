@@ -95,7 +95,7 @@ class RayEnvActor:
 # Not an `@ray.remote` on the class: the class stays importable, so it travels by reference.
 _REMOTE = ray.remote(RayEnvActor)
 
-_PATIENCE = 2.0
+_PATIENCE = 5.0
 """Seconds that it may take to ask another node for what a process wrote."""
 
 
