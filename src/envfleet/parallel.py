@@ -184,7 +184,8 @@ class ParallelPyEnvironment(Specs, Closing):
         fleet = self._fleet
         fleet.check_ready("step")
         columns = fleet.action_layout.columns(actions, fleet.num_envs)
-        return fleet.time_step_layout.unflatten(fleet.step(columns, one_by_one=self._blocking)())
+        time_steps = fleet.step(columns, one_by_one=self._blocking)
+        return fleet.time_step_layout.unflatten(time_steps())
 
     def reset(self, env_ids: Iterable[int] | None = None) -> Any:
         """Resets environments, and brings back those that have failed.
