@@ -553,6 +553,35 @@ def test_cut_episode_keeps_leaves_that_travel_beside_the_block(make_batch, tmp_p
         assert batch.step([0] * 3).observation.tolist() == ["env 0 1", "env 1 3", "env 2 3"]
 
 
+class Discounted(ProbeEnv):
+    """Structures of float32 for reward and discount, and a discount that is never 1."""
+
+    def reward_spec(self) -> Any:
+        return {"goal": specs.Array((2,), np.float32), "effort": specs.Array((), np.float64)}
+
+    def discount_spec(self) -> Any:
+        return specs.BoundedArray((), np.float32, 0, 1)
+
+    def step(self, action: Any) -> Any:
+        if action == 13:
+            raise KeyError("arm")
+        reward = {"goal": np.full(2, 5, np.float32), "effort": 2.0}
+        return super().step(action)._replace(reward=reward, discount=np.float32(0.5))
+
+
+def test_cut_episode_has_reward_and_discount_by_their_specs(make_batch):
+    with make_batch([Discounted] * 2, on_failure="restart") as batch:
+        batch.reset()
+        before = batch.step([0, 0])
+        assert before.discount.tolist() == [0.5, 0.5]
+        cut = batch.step([0, 13])
+        assert cut.step_type.tolist() == [MID, LAST]
+        assert cut.reward["goal"].tolist() == [[5, 5], [0, 0]]
+        assert cut.reward["effort"].tolist() == [2, 0]
+        assert cut.discount.tolist() == [0.5, 1]
+        assert (cut.discount.dtype, cut.reward["goal"].dtype) == (np.float32, np.float32)
+
+
 def test_state_that_is_set_takes_the_place_of_a_first_time_step(make_batch, tmp_path):
     with make_batch(failing(tmp_path, RAISED[:1], "step", after=1), on_failure="restart") as batch:
         batch.reset()
@@ -594,6 +623,7 @@ def test_record_is_bounded_and_outlives_the_batch(make_batch, monkeypatch):
     assert batch.stats().failures == [5]
     batch.close()
     assert [failure.phase for failure in batch.failures] == ["step"] * 3
+    assert all(failure.original is None for failure in batch.failures)  # it would hold the frames
 
 
 def test_record_of_a_batch_that_raises(make_batch):
