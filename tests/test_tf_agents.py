@@ -109,6 +109,33 @@ def test_one_environment_keeps_its_type(backend):
         assert env.step(np.zeros(7, np.float32)).observation.shape == (3, 3)
 
 
+class Failing(random_py_environment.RandomPyEnvironment):
+    def _step(self, action):
+        if action[0] == 1:
+            raise KeyError("arm")
+        return super()._step(action)
+
+
+def test_episode_that_a_failure_ends_is_a_truncation_of_tf_agents_own(make_batch):
+    failing = functools.partial(
+        Failing,
+        array_spec.BoundedArraySpec((3, 3), np.float32, 0, 1),
+        array_spec.BoundedArraySpec((7,), np.float32, -1.0, 1.0),
+        episode_end_probability=0.0,
+    )
+    actions = np.zeros((2, 7), np.float32)
+    with make_batch([failing] * 2, on_failure="restart") as batch:
+        batch.reset()
+        before = batch.step(actions)
+        actions[1, 0] = 1
+        cut = batch.step(actions)
+        assert type(cut) is ts.TimeStep
+        assert cut.is_last().tolist() == [False, True]
+        assert (cut.reward[1], cut.discount[1]) == (0, 1)
+        assert np.array_equal(cut.observation[1], before.observation[1])
+        assert batch.step(actions).is_first().tolist() == [False, True]
+
+
 def test_batched_environment_is_refused(make_batch):
     batched = functools.partial(
         random_py_environment.RandomPyEnvironment,
