@@ -12,13 +12,14 @@ VENV_TF ?= .venv-tf
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 # What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
 TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
 TF_TESTS ?= tests/test_tf_agents.py tests/test_layout.py tests/test_specs.py tests/test_parallel.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench test-tf
+.PHONY: help demo test lint chaos bench test-tf
 .NOTPARALLEL:  # two pips in one environment would get in each other's way
 .DELETE_ON_ERROR:
 
@@ -35,6 +36,9 @@ lint: $(VENV)/.dev  ## ruff (format and rules) and mypy; changes nothing
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+chaos: $(VENV)/.dev  ## environments that crash, hang and are killed: 10 minutes, every step checked
+	$(VENV)/bin/python tests/chaos.py $(CHAOS_ARGS)
 
 bench: $(VENV)/.dev  ## what a step costs, against a bare Ray actor call
 	$(VENV)/bin/python benchmarks/overhead.py $(BENCH_ARGS)
