@@ -136,7 +136,9 @@ print("first:", env.step([0, 0]).step_type)
 print("on:", env.step([0, 0]).step_type)
 print("died:", env.failures[0].message.replace(chr(10), " / "))
 cluster.remove_node(node, allow_graceful=False)
-print("cut:", env.step([0, 0]).step_type)
+deadline = time.monotonic() + 60
+while len(env.failures) < 2 and time.monotonic() < deadline:  # its processes take a moment to end
+    env.step([0, 0])
 print("lost:", env.failures[1].message.replace(chr(10), " / "))
 env.close()
 ray.shutdown()

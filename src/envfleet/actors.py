@@ -146,12 +146,14 @@ class Actors:
 
     def end(self) -> None:
         """Ends every actor at once."""
-        for channel in self._channels.values():
+        ended = [*self._channels.values()]
+        for channel in ended:
             channel.kill()
         self._channels.clear()
         self._queues.clear()
         backend, self._backend = self._backend, None
         if backend is not None:
+            backend.kill_orphans(ended)
             backend.close()
 
     # -- calls -------------------------------------------------------------------------------------
@@ -352,9 +354,10 @@ class Actors:
         lost = self._lost[a] = Lost(failures, for_good=isinstance(died, Gone))
         for sent in self._queues.pop(a):
             sent.outcome = lost
+        assert self._backend is not None
         channel = self._channels.pop(a)
         channel.kill()
-        channel.kill_orphans()
+        self._backend.kill_orphans([channel])
 
     def _place(self, a: int) -> tuple[int | None, str | None]:
         """Process id and node of an actor, as far as it has told them."""

@@ -55,10 +55,6 @@ class Channel(Protocol):
         """Ends the actor at once, whatever it is doing. Twice is fine."""
         ...
 
-    def kill_orphans(self) -> None:
-        """Ends processes that an actor which is gone has left behind."""
-        ...
-
 
 class Backend(Protocol):
     """Where actors live."""
@@ -78,6 +74,10 @@ class Backend(Protocol):
 
         Gives for each call its reply, None where it is not done, `Late`, or a `Died`.
         """
+        ...
+
+    def kill_orphans(self, channels: Sequence[Any]) -> None:
+        """Ends processes that actors which were killed, or have died, leave behind."""
         ...
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:

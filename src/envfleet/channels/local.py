@@ -39,9 +39,6 @@ class LocalChannel:
         if actor is not None:
             actor.close()
 
-    def kill_orphans(self) -> None:
-        pass
-
 
 class LocalBackend:
     """Opens `LocalChannel`s; `actor_options` mean nothing here and are ignored."""
@@ -55,6 +52,9 @@ class LocalBackend:
     ) -> list[Any]:
         del timeout, at_least
         return list(calls)
+
+    def kill_orphans(self, channels: Sequence[Any]) -> None:
+        pass
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         del options

@@ -19,6 +19,7 @@ import stat
 import struct
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 _LINES, _CHARACTERS = 20, 4000
@@ -126,7 +127,7 @@ def _outlive_no_raylet(actor_id: str) -> None:
         return
     with contextlib.suppress(OSError):
         select.select([raylet], [], [])
-    end_orphans(actor_id)
+    end_orphans([actor_id])
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
@@ -149,10 +150,10 @@ def _let_go_of_ray() -> None:
             os.close(fd)
 
 
-def end_orphans(actor_id: str) -> None:
-    """Kills what an actor that is gone has started on this machine, and what that has started."""
-    mark = f"{_MARK}={actor_id}".encode()
+def end_orphans(actor_ids: Collection[str]) -> None:
+    """Kills what actors that are gone have started on this machine, and what that has started."""
+    marks = {f"{_MARK}={actor_id}".encode() for actor_id in actor_ids}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if not marks.isdisjoint((entry / "environ").read_bytes().split(b"\0")):
                 os.kill(int(entry.name), signal.SIGKILL)

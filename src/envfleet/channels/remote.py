@@ -106,7 +106,7 @@ class RayChannel:
         self._backend = backend
         self._handle = handle
         self._methods: dict[str, Any] = {}
-        self._place: Place | None = None
+        self.place: Place | None = None
         self._watch: Watch | None = None
 
     def post(self, limit: float | None, method: str, *args: Any) -> Any:
@@ -125,41 +125,44 @@ class RayChannel:
             raise (Died(str(problem)) if self._backend.is_there() else Gone(_GONE)) from None
 
     def watch(self, place: Any) -> None:
-        self._place = place
+        self.place = place
         if place.node_id == ray.get_runtime_context().get_node_id():
             self._watch = Watch(place.pid)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the actor is on the caller's own node, as far as it is known."""
+        return self._watch is not None
+
+    @property
+    def actor_id(self) -> str:
+        return str(self._handle._actor_id.hex())
 
     def obituary(self, died: Died) -> str:
         words = "; ".join(filter(None, [str(died), self._watch.words() if self._watch else ""]))
         lines = ""
-        if self._place is not None and not isinstance(died, Gone | _NodeLost):
+        if self.place is not None and not isinstance(died, Gone | _NodeLost):
             with contextlib.suppress(RayError):
-                lines = self._there(last_lines, self._place.stderr, wait=True)
+                lines = self._last_lines(self.place)
         return f"{words}\nthe last lines of its stderr:\n{lines}" if lines else words
 
-    def kill_orphans(self) -> None:
-        if self._place is not None and self._backend.is_there():
-            with contextlib.suppress(RayError):
-                self._there(end_orphans, self._handle._actor_id.hex(), wait=False)
-
-    def _there(self, function: Callable[[str], Any], argument: str, wait: bool) -> Any:
-        """Calls a function on the actor's node; on another one than this if there still is one."""
-        if self._watch is not None:
-            return function(argument)
-        assert self._place is not None
-        task = ray.remote(function).options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(self._place.node_id, soft=False),
-        )
-        answer = task.remote(argument)
-        return ray.get(answer, timeout=_PATIENCE) if wait else None
+    def _last_lines(self, place: Place) -> str:
+        if self.is_here:
+            return last_lines(place.stderr)
+        return str(ray.get(_there(place.node_id, last_lines, place.stderr), timeout=_PATIENCE))
 
     def kill(self) -> None:
         if not self._backend.is_there():
             return
         with contextlib.suppress(Exception):  # not known any more: gone, which is what was wanted
             ray.kill(self._handle, no_restart=True)
+
+
+def _there(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function on some node, which it may be too late for."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(function)
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(*args)
 
 
 class RayBackend:
@@ -202,6 +205,21 @@ class RayBackend:
         ray.wait(list(calls), num_returns=at_least or len(calls), timeout=left)
         done = set(ray.wait(list(calls), num_returns=len(calls), timeout=0)[0])
         return [_outcome(call) if call in done else None for call in calls]
+
+    def kill_orphans(self, channels: Sequence[RayChannel]) -> None:
+        if not self.is_there():
+            return
+        ids: dict[str | None, list[str]] = {}
+        for channel in channels:
+            if channel.place is not None:
+                node_id = None if channel.is_here else channel.place.node_id
+                ids.setdefault(node_id, []).append(channel.actor_id)
+        for node_id, actor_ids in ids.items():
+            if node_id is None:
+                end_orphans(actor_ids)
+            else:
+                with contextlib.suppress(RayError):
+                    _there(node_id, end_orphans, actor_ids)  # nobody waits for it
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         asked = collections.Counter(_asked(chosen) for chosen in options)
