@@ -5,6 +5,8 @@ Slots are held against a `ProbeOracle`: in no case does a transition mix two epi
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -624,6 +626,21 @@ def test_record_is_bounded_and_outlives_the_batch(make_batch, monkeypatch):
     batch.close()
     assert [failure.phase for failure in batch.failures] == ["step"] * 3
     assert all(failure.original is None for failure in batch.failures)  # it would hold the frames
+
+
+class TellsItsProcess(ProbeEnv):
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_stats_go_on_when_an_actor_is_found_dead(on_ray):
+    with ParallelPyEnvironment([TellsItsProcess] * 2, on_failure="restart") as batch:
+        batch.reset()
+        os.kill(batch.call("pid")[1], signal.SIGKILL)
+        stats = batch.stats()
+        assert stats.failures == [0, 1]
+        assert stats.num_calls == [1, 0]
+        assert batch.step([0, 0]).step_type.tolist() == [MID, LAST]
 
 
 def test_record_of_a_batch_that_raises(make_batch):

@@ -454,7 +454,10 @@ class Fleet:
         """Why a rebuilt environment cannot take its slot, if so."""
         if isinstance(result, EnvFailure):
             return [result]
-        problems = self._compare(env_id, self._value(env_id, result))
+        try:
+            problems = self._compare(env_id, self._value(env_id, result))
+        except RemoteEnvError as error:  # specs that cannot be loaded here
+            return [errors.record(error, index=env_id, phase="construct")]
         if not problems:
             return []
         mismatch = SpecMismatch("\n".join(problems))
@@ -539,10 +542,10 @@ class Fleet:
                     if a not in out:
                         calls.append(self._actors.send(a, ids, "call", "timings"))
                 self._actors.wait(calls)
-                results = self._results(calls)
                 self._take_lost(calls)
-            self._raise(result for result in results.values() if isinstance(result, EnvFailure))
-            for i, timing in results.items():
+            self._raise_given_up()
+            told = [sent for sent in calls if not isinstance(sent.outcome, Lost)]
+            for i, timing in self._results(told).items():
                 timings[i] = timing
         return timings
 
