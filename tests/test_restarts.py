@@ -147,6 +147,33 @@ def check_reset_fails(
         check_records(batch, cases, phase)
 
 
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_first_step_restarts_what_fails_in_its_reset(make_batch, tmp_path, envs_per_actor):
+    constructors = failing(tmp_path, RAISED[:2], "reset")
+    with make_batch(constructors, on_failure="restart", envs_per_actor=envs_per_actor) as batch:
+        assert batch.step([5, 5, 5]).step_type.tolist() == [FIRST] * 3
+        assert batch.step([5, 6, 7]).observation["action"].tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_slot_that_never_had_a_time_step_shows_none(make_batch, tmp_path, envs_per_actor):
+    """Env 1 is given up in the first reset, while env 0 is on its way back."""
+    once = str(tmp_path / "once")
+    constructors = [
+        faults.Constructor(faults.key_error, "reset", env_id=0, once=once),
+        faults.Lives(tmp_path / "1", *[(faults.key_error, "reset")] * 2, (faults.never, "never")),
+    ]
+    with make_batch(
+        constructors, on_failure="restart", max_restarts=1, envs_per_actor=envs_per_actor
+    ) as batch:
+        with pytest.raises(KeyError):
+            batch.reset()
+        with pytest.raises(ResetNeeded):
+            batch.current_time_step()
+        assert batch.reset().step_type.tolist() == [FIRST, FIRST]
+        assert batch.step([1, 2]).observation["action"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("phase", ["construct", "specs"])
 def test_start_raises_as_ever(phase, make_batch):
     """There is nothing yet to go on with."""

@@ -312,6 +312,7 @@ class Fleet:
         if sent.is_kept:
             return []
         sent.is_kept = True
+        unproven = self.restarts.unproven
         if isinstance(outcome, Lost):
             failures = self._take(outcome, sent.at)
         else:
@@ -319,9 +320,11 @@ class Fleet:
             failures = reply.failures
             for failure in failures:
                 self._fail(failure, sent.at)
-            self._time_steps.keep(sent.a, sent.number, reply)
-        if self.restarts.unproven:
-            for i in set(moved) & set(self.restarts.unproven) - {f.index for f in failures}:
+            good = moved
+            if failures:
+                good = [i for i in moved if all(i != failure.index for failure in failures)]
+            self._time_steps.keep(sent.a, sent.number, reply, good)
+            for i in unproven & set(good) if unproven else ():
                 if sent.method == "step" and self._time_steps.step_type(i) != FIRST:
                     self.restarts.succeeded(i)
         needed = []
@@ -444,7 +447,7 @@ class Fleet:
             elif sent.method == "reset":
                 reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
                 failures = reply.failures
-                self._time_steps.keep(sent.a, sent.number, reply)
+                self._time_steps.keep(sent.a, sent.number, reply, [] if failures else [env_id])
             if failures:  # (those of the old environment's end are no news)
                 self._fail(failures[0], sent.at)
                 return

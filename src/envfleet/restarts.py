@@ -139,9 +139,9 @@ class Restarts:
         self._in_a_row.pop(env_id, None)
 
     @property
-    def unproven(self) -> list[int]:
+    def unproven(self) -> set[int]:
         """Environments that have made no good step since they failed."""
-        return list(self._in_a_row)
+        return set(self._in_a_row)
 
     def attempts(self, failure: EnvFailure) -> list[EnvFailure]:
         """The failures in a row that led to this one, itself the last; just itself if none did."""

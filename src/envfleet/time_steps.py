@@ -8,7 +8,7 @@ or its end by truncation, until a rebuilt environment gives it a first time step
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,14 @@ class TimeSteps:
         self._in_process = in_process
         self._last: dict[int, tuple[int, Reply]] = {}
         self._held: dict[int, Reply] = {}
+        self._missing = {i for ids in env_ids for i in ids}
 
-    def keep(self, a: int, number: int, reply: Reply) -> None:
-        """Takes an actor's block, unless one of a later call is there already."""
+    def keep(self, a: int, number: int, reply: Reply, env_ids: Iterable[int]) -> None:
+        """Takes an actor's block, unless one of a later call is there already.
+
+        `env_ids` are those that have a time step in it by this call.
+        """
+        self._missing.difference_update(env_ids)
         if a not in self._last or self._last[a][0] < number:
             self._last[a] = number, reply
 
@@ -71,6 +76,7 @@ class TimeSteps:
         """There are no environments any more."""
         self._last.clear()
         self._held.clear()
+        self._missing = {i for ids in self._env_ids for i in ids}
 
     def step_type(self, env_id: int) -> int | None:
         """FIRST, MID or LAST; None where the slot has no time step yet."""
@@ -90,10 +96,11 @@ class TimeSteps:
         Raises:
           ResetNeeded: some environment has no time step.
         """
+        if self._missing:
+            env_id = min(self._missing)
+            raise ResetNeeded(f"env {env_id} has no time step yet: call reset() first")
         columns = self.layout.empty(self._env_ids[-1][-1] + 1)
         for a, ids in enumerate(self._env_ids):
-            if a not in self._last:
-                raise ResetNeeded(f"env {ids[0]} has no time step yet: call reset() first")
             self._fill(columns, ids[0], len(ids), self._last[a][1])
         for env_id, held in self._held.items():
             self._fill(columns, env_id, 1, held)
@@ -112,10 +119,9 @@ class TimeSteps:
         """The reply that holds a slot's time step, its row there, and how many rows there are."""
         if env_id in self._held:
             return self._held[env_id], 0, 1
-        per_actor = len(self._env_ids[0])
-        a, row = divmod(env_id, per_actor)
-        if a not in self._last:
+        if env_id in self._missing:
             return None
+        a, row = divmod(env_id, len(self._env_ids[0]))
         return self._last[a][1], row, len(self._env_ids[a])
 
 

@@ -139,9 +139,11 @@ class RayChannel:
         return str(self._handle._actor_id.hex())
 
     def obituary(self, died: Died) -> str:
+        if isinstance(died, Gone):
+            return str(died)
         words = "; ".join(filter(None, [str(died), self._watch.words() if self._watch else ""]))
         lines = ""
-        if self.place is not None and not isinstance(died, Gone | _NodeLost):
+        if self.place is not None and not isinstance(died, _NodeLost):
             with contextlib.suppress(RayError):
                 lines = self._last_lines(self.place)
         return f"{words}\nthe last lines of its stderr:\n{lines}" if lines else words
