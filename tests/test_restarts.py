@@ -294,9 +294,11 @@ class OtherSpecs(ProbeEnv):
 class ChangesItsSpecs(faults.Lives):
     """The second environment that it builds differs."""
 
+    env_id = 1
+
     def __call__(self) -> Any:
         env = super().__call__()
-        return OtherSpecs(1) if env._phase == "never" and len(self.times()) == 2 else env
+        return OtherSpecs(self.env_id) if env._phase == "never" and len(self.times()) == 2 else env
 
 
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
@@ -346,6 +348,72 @@ def test_restarts_in_one_actor_may_overtake_each_other(on_ray, tmp_path):
         assert batch.stats().restarts == [2, 1]
 
 
+class FirstChangesItsSpecs(ChangesItsSpecs):
+    """The same for env 0."""
+
+    env_id = 0
+
+
+def test_new_actor_is_laid_out_by_the_batch_whatever_is_built_in_it_first(on_ray, tmp_path):
+    """Env 0 takes the process with it, and comes back with other specs; env 1 must not suffer."""
+    first = FirstChangesItsSpecs(
+        tmp_path / "0", (faults.sigkill, "step"), (faults.never, "never"), env_id=0
+    )
+    with ParallelPyEnvironment(
+        [first, healthy(1)], on_failure="restart", envs_per_actor=2
+    ) as batch:
+        batch.reset()
+        assert batch.step([0, 0]).step_type.tolist() == [LAST, LAST]
+        assert batch.step([0, 0]).step_type.tolist() == [FIRST, FIRST]
+        assert batch.step([0, 0]).observation["env"].tolist() == [0, 1]
+        assert batch.stats().restarts == [2, 1]
+
+
+class SlowToReset(ProbeEnv):
+    def reset(self) -> Any:
+        time.sleep(1.5)
+        return super().reset()
+
+
+def test_automatic_reset_has_the_time_of_a_reset(on_ray):
+    with ParallelPyEnvironment(
+        [SlowToReset, ProbeEnv], on_failure="restart", step_timeout=1.0, reset_timeout=20.0
+    ) as batch:
+        kinds = [batch.step([0, 0]).step_type.tolist() for _ in range(6)]
+        assert kinds == [[kind] * 2 for kind in (FIRST, MID, MID, LAST, FIRST, MID)]
+        assert batch.failures == ()
+
+
+def test_step_whose_result_nobody_took_is_an_interrupt(make_batch):
+    with make_batch([ProbeEnv] * 2) as batch:
+        batch.reset()
+        batch._fleet.step(batch._fleet.action_layout.columns([0, 0], 2))  # here comes Ctrl-C
+        with pytest.raises(ResetNeeded, match="interrupt"):
+            batch.step([0, 0])
+        assert batch.reset().observation["step"].tolist() == [0, 0]
+        assert batch.step([0, 0]).observation["step"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("mode", ["raise", "restart"])
+def test_reset_that_raises_leaves_no_slot_in_an_episode_that_is_over(mode, make_batch, tmp_path):
+    """Env 0 fails in its step; the reset that rebuilds it raises for env 1."""
+    constructors = [
+        faults.Constructor(faults.key_error, "step", env_id=0, once=str(tmp_path / "0")),
+        faults.Constructor(
+            faults.file_not_found, "reset", after=1, env_id=1, once=str(tmp_path / "1")
+        ),
+    ]
+    with make_batch(constructors, on_failure=mode, max_restarts=0) as batch:
+        batch.reset()
+        with pytest.raises(KeyError):
+            batch.step([0, 0])
+        with pytest.raises(FileNotFoundError):
+            batch.reset()
+        batch.reset(env_ids=[1])
+        assert batch.step([0, 0]).step_type.tolist() == [LAST, MID]
+        assert batch.step([0, 0]).step_type.tolist() == [FIRST, MID]
+
+
 # -- the budget ------------------------------------------------------------------------------------
 
 
@@ -377,6 +445,23 @@ def test_crash_loop_ends_with_every_attempt_told(make_batch, tmp_path, caplog):
             batch.step([0, 0])
         assert batch.reset().observation["env"].tolist() == [0, 1]
         assert batch.step([0, 0]).step_type.tolist() == [MID, LAST]
+
+
+def test_budget_that_is_spent_in_the_background_is_told_by_the_next_step(on_ray, tmp_path):
+    lives = faults.Lives(
+        tmp_path / "1", (faults.key_error, "step"), (faults.key_error, "construct")
+    )
+    with ParallelPyEnvironment([healthy(0), lives], on_failure="restart", max_restarts=1) as batch:
+        batch.reset()
+        batch.step([0, 0])
+        while len(batch.failures) < 2:  # others are asked meanwhile, and nobody is told
+            batch.call("add", 1, env_ids=[0])
+            batch.stats()
+        with pytest.raises(KeyError) as caught:
+            batch.step([0, 0])
+        assert [one.phase for one in caught.value.env_failures] == ["step", "construct"]
+        with pytest.raises(ResetNeeded):
+            batch.step([0, 0])
 
 
 def test_budget_may_be_spent_in_a_reset(make_batch, tmp_path):
@@ -680,6 +765,18 @@ def test_record_of_a_batch_that_raises(make_batch):
         assert stats.last_failure[1] == batch.failures[0]
         batch.reset()
         assert batch.stats().restarts == [0, 1]
+
+
+def test_record_of_large_exceptions_stays_small(make_batch):
+    def fault() -> None:
+        raise ValueError("x" * 10_000_000, np.zeros(10_000_000, np.uint8))
+
+    with make_batch([faults.Constructor(fault, "step")], on_failure="restart") as batch:
+        batch.reset()
+        batch.step([0])
+        (failure,) = batch.failures
+        assert len(failure.message) + len(failure.traceback) < 100_000
+        assert failure.pickled is None
 
 
 def test_failure_of_many_lines_is_logged_in_one(make_batch, caplog):

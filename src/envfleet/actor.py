@@ -115,15 +115,21 @@ class EnvActor:
         constructors: Sequence[Any],
         seeds: Sequence[int | None],
         gin: gin_state.GinState,
+        specs: Any = None,
     ) -> list[Result | EnvFailure]:
-        """Builds the environments of some rows, each a `Built`; closes what stood there."""
+        """Builds the environments of some rows, each a `Built`; closes what stood there.
+
+        `specs` are the batch's (of time step and action), once it has some. A block is laid out by
+        them, whatever the environment has: the caller refuses one of others, and its neighbours
+        must not suffer from it.
+        """
         return [
-            self._outcome(row, "construct", self._build, row, constructor, seed, gin)
+            self._outcome(row, "construct", self._build, row, constructor, seed, gin, specs)
             for row, constructor, seed in zip(rows, constructors, seeds, strict=True)
         ]
 
     def _build(
-        self, row: int, constructor: Any, seed: int | None, gin: gin_state.GinState
+        self, row: int, constructor: Any, seed: int | None, gin: gin_state.GinState, specs: Any
     ) -> Built:
         previous, self._slots[row] = self._slots[row].environment, _Slot()
         if previous is not None:
@@ -140,15 +146,13 @@ class EnvActor:
             # Not by `with`: contextlib would set attributes on what the constructor raises.
             scope.__exit__(None, None, None)
         built = Built(environment.time_step_spec(), environment.action_spec(), unimported)
-        layout, action_layout = (
-            Layout(built.time_step_spec, ""),
-            Layout(built.action_spec, "actions"),
-        )
-        # One with other specs is refused by the caller, and must not disturb its neighbours' rows.
-        if self._layout is None or all(slot.environment is None for slot in self._slots):
-            self._layout, self._action_layout = layout, action_layout
-            self._block = np.zeros(layout.nbytes(len(self._slots)), np.uint8)
-            self._views = layout.views(self._block, len(self._slots))
+        if self._layout is None:
+            specs = specs if self._in_process or specs is None else pickle.loads(specs)
+            time_step_spec, action_spec = specs or built[:2]
+            self._layout = Layout(time_step_spec, "")
+            self._action_layout = Layout(action_spec, "actions")
+            self._block = np.zeros(self._layout.nbytes(len(self._slots)), np.uint8)
+            self._views = self._layout.views(self._block, len(self._slots))
         if seed is not None:
             environment.seed(seed)
         self._slots[row].environment = environment

@@ -83,10 +83,10 @@ class Lost:
 
     failures: dict[int, EnvFailure]
     """For each environment that it hosted."""
+    since: float
+    """When the call was sent in which it was lost, by `time.monotonic`."""
     for_good: bool
     """Whether there is nothing left that a new actor could live on."""
-    told: bool = False
-    """Whether somebody has acted on it: several calls may have been on their way."""
 
 
 class Actors:
@@ -100,6 +100,7 @@ class Actors:
 
     Attributes:
       interrupted: calls of which an interrupt kept the caller; None if there was none.
+      losses: actors that were lost, until somebody takes them out.
       episode_steps: how many steps each environment's episode has had.
       waited: seconds that the caller has spent waiting.
     """
@@ -114,6 +115,7 @@ class Actors:
         self.env_ids = env_ids
         self.num_envs = env_ids[-1][-1] + 1
         self.interrupted: list[Sent] | None = None
+        self.losses: list[Lost] = []
         self.episode_steps = np.zeros(self.num_envs, np.int64)
         self.waited = 0.0
         self._connect = connect
@@ -175,13 +177,17 @@ class Actors:
         method: str,
         *args: Any,
         limit: float | None = None,
+        into: list[Sent] | None = None,
     ) -> Sent:
         """Posts a call to an actor, for some of its environments.
 
         Its limit is the phase's, unless one is given. If the actor is gone, it is `Lost` at once.
+        It is `into` a list before it is posted, so that an interrupt cannot come in between.
         """
         limit = self._deadlines[phase] if limit is None else limit
         sent = Sent(next(self._numbers), a, env_ids, method, phase, limit, time.monotonic())
+        if into is not None:
+            into.append(sent)
         if a not in self._channels:
             sent.outcome = self._lost[a]
             return sent
@@ -305,12 +311,12 @@ class Actors:
                 if a in self._channels:
                     self._lose(a, error, phase)
 
-    def settle_interrupted(self) -> list[Sent]:
-        """The calls of which an interrupt kept the caller, each with its outcome.
+    def settle_interrupted(self, moving: Sequence[Sent]) -> list[Sent]:
+        """The calls of which an interrupt kept the caller, and `moving`, each with its outcome.
 
         An actor that does not answer within the deadline of closing is ended.
         """
-        calls, self.interrupted = self.interrupted or [], None
+        calls, self.interrupted = [*(self.interrupted or ()), *moving], None
         unknown = [sent for queue in self._queues.values() for sent in queue if sent.call is None]
         for a in {sent.a for sent in unknown}:
             self._lose(a, self._unanswered(a), "call")
@@ -351,8 +357,11 @@ class Actors:
             )
             for i in self.env_ids[a]
         }
-        lost = self._lost[a] = Lost(failures, for_good=isinstance(died, Gone))
-        for sent in self._queues.pop(a):
+        queue = self._queues.pop(a)
+        since = queue[0].at if queue else time.monotonic()
+        lost = self._lost[a] = Lost(failures, since, for_good=isinstance(died, Gone))
+        self.losses.append(lost)
+        for sent in queue:
             sent.outcome = lost
         assert self._backend is not None
         channel = self._channels.pop(a)

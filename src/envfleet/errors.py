@@ -35,6 +35,10 @@ _LINE = 500
 """How many characters of a failure go into a log: the record has them all."""
 
 
+_KEPT = 16 * 1024
+"""How large each part of a failure may be that is kept in the record."""
+
+
 class EnvFleetError(Exception):
     """Base class of the errors that envfleet itself raises."""
 
@@ -126,8 +130,23 @@ class EnvFailure:
 
     def line(self) -> str:
         """The same in one line of a bounded length, for a log."""
-        words = " ".join(str(self).split())
+        words = " ".join(str(self)[: 2 * _LINE].split())
         return words if len(words) <= _LINE else f"{words[:_LINE]} ..."
+
+    def abridged(self) -> EnvFailure:
+        """The same without what could fill the memory of a caller that keeps many.
+
+        The exception itself goes (its traceback holds a local environment), the pickled one where
+        it is large, and the middle of long texts.
+        """
+        small = self.pickled is not None and len(self.pickled) <= _KEPT
+        return dataclasses.replace(
+            self,
+            original=None,
+            pickled=self.pickled if small else None,
+            message=_shortened(self.message),
+            traceback=_shortened(self.traceback),
+        )
 
     def place(self) -> str:
         """Where it ran and how far the episode was, in brackets."""
@@ -175,6 +194,13 @@ def record(
         # what a program catches does not depend on the backend.
         original=error if in_process and pickled is not None else None,
     )
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _KEPT:
+        return text
+    half = _KEPT // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half} characters) ...\n{text[-half:]}"
 
 
 def merge(

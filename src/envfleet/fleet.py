@@ -40,7 +40,7 @@ from envfleet.errors import (
 from envfleet.layout import Layout
 from envfleet.restarts import Restart, Restarts
 from envfleet.seeding import Seeds
-from envfleet.time_steps import FIRST, TimeSteps
+from envfleet.time_steps import FIRST, LAST, TimeSteps
 
 _log = logging.getLogger("envfleet")
 
@@ -104,7 +104,13 @@ class Fleet:
         ]
         self._no_arguments = () if self._in_process else gin_state.dumps(())
         self._num_resets = 0
+        self._specs: Any = None
+        # A step that resets as well has the time for either.
+        step, reset = deadlines["step"], deadlines["reset"]
+        self._resetting_limit = step and max(step, reset or 0.0)
+        self._is_last = np.ones(self.num_envs, bool)
         self._starting: list[Sent] = []
+        self._moving: list[Sent] = []
         self._state = "new"
 
     @property
@@ -160,6 +166,8 @@ class Fleet:
             built = self._wait_built(self._starting)
             self._time_steps.layout = Layout(built[0].time_step_spec, "")
             self.action_layout = Layout(built[0].action_spec, "actions")
+            specs_of_all = built[0].time_step_spec, built[0].action_spec
+            self._specs = specs_of_all if self._in_process else gin_state.dumps(specs_of_all)
             problems = [problem for i, one in built.items() for problem in self._compare(i, one)]
             if problems:
                 raise SpecMismatch("\n".join(problems))
@@ -183,6 +191,7 @@ class Fleet:
             [self._constructors[i] for i in env_ids],
             [self._seeds and self._seeds.of(i, self._rebuilds[i]) for i in env_ids],
             self._gin,
+            self._specs,
             limit=limit,
         )
 
@@ -205,12 +214,12 @@ class Fleet:
             (self._time_steps.layout, Layout(built.time_step_spec, "")),
             (self.action_layout, Layout(built.action_spec, "actions")),
         ]
-        problems = []
+        problems, other = [], "env 0's" if env_id else "what it was at the start"
         for expected, found in pairs:
             for path, words in specs.differences(expected.specs, found.specs):
                 name, path = ("action", path) if expected.name else (str(path[0]), path[1:])
                 at = f" at '{'/'.join(map(str, path))}'" if path else ""
-                problems.append(f"env {env_id}'s {name}_spec differs from env 0's{at}: {words}")
+                problems.append(f"env {env_id}'s {name}_spec differs from {other}{at}: {words}")
         return problems
 
     # -- stepping ----------------------------------------------------------------------------------
@@ -229,6 +238,8 @@ class Fleet:
             `EnvTimeout`; after every call has been settled.
         """
         pending = self.restarts.pending
+        if self._moving:
+            raise ResetNeeded("step() after an interrupt: call reset() first")
         self._mend()
         self._raise_given_up()
         needed = {i for i in pending if not pending[i].owes_last}
@@ -264,7 +275,10 @@ class Fleet:
                 raise problem
             if self._time_steps.step_type(i) is None:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
-        self.restarts.forgive(env_ids)
+        for i in env_ids:
+            # Also one that an interrupt has left between working and failed.
+            if i in failed or self._is_adrift(i):
+                self.restarts.forgive(i, owes_last=not self._time_steps.is_over(i))
         self._mend()
         self._raise_given_up()
         needed = set(env_ids) & self.restarts.pending.keys()
@@ -280,10 +294,14 @@ class Fleet:
         one_by_one: bool,
     ) -> Callable[[], list[np.ndarray[Any, Any]]]:
         """Sends a step or a reset to some environments; others are `needed` from their restart."""
-        calls: list[Sent] = []
+        calls = self._moving = []
+        resetting = self._is_last if method == "step" and self._is_last.any() else None
         with self._actors.kept_if_interrupted(calls):
             for a, (ids, args) in arguments.items():
-                calls.append(self._actors.send(a, ids, method, method, *args))
+                limit = None
+                if resetting is not None and resetting[ids[0] : ids[-1] + 1].any():
+                    limit = self._resetting_limit
+                self._actors.send(a, ids, method, method, *args, limit=limit, into=calls)
                 if one_by_one:
                     self._actors.wait(calls)
         num_resets = self._num_resets
@@ -299,6 +317,7 @@ class Fleet:
                 if method == "step":  # of a FIRST, `columns` makes it 0
                     self._actors.episode_steps += 1
                 self._await_restarts(needed)
+                self._moving = []
             self._raise_given_up()
             for i in needed:
                 self._join(i)
@@ -311,10 +330,10 @@ class Fleet:
         moved, outcome = sent.env_ids, sent.outcome
         if sent.is_kept:
             return []
-        sent.is_kept = True
         unproven = self.restarts.unproven
         if isinstance(outcome, Lost):
-            failures = self._take(outcome, sent.at)
+            failures = [*outcome.failures.values()]
+            self._take_losses()
         else:
             reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
             failures = reply.failures
@@ -333,6 +352,7 @@ class Fleet:
                 needed.append(i)
             elif i in self.restarts.pending:
                 self._truncate(i)
+        sent.is_kept = True
         return needed
 
     def columns(self) -> list[np.ndarray[Any, Any]]:
@@ -343,6 +363,7 @@ class Fleet:
         """
         columns = self._time_steps.columns()
         self._actors.episode_steps[columns[0] == FIRST] = 0
+        self._is_last = columns[0] == LAST
         return columns
 
     # -- failing, and coming back ------------------------------------------------------------------
@@ -356,20 +377,19 @@ class Fleet:
         if i in pending and not was_pending:
             pending[i].owes_last = not self._time_steps.is_over(i)
 
-    def _take(self, lost: Lost, since: float) -> list[EnvFailure]:
-        """All environments of an actor that is gone have failed; once, whoever hears of it."""
-        if not lost.told:
-            lost.told = True
+    def _take_losses(self) -> None:
+        """All environments of an actor that is gone have failed, whoever was waiting for it."""
+        while self._actors.losses:
+            lost = self._actors.losses[0]
             for failure in lost.failures.values():
-                self._fail(failure, since, lost.for_good)
-        return list(lost.failures.values())
+                self._fail(failure, lost.since, lost.for_good)
+            del self._actors.losses[0]
 
-    def _take_lost(self, calls: Iterable[Sent]) -> None:
-        """The same for calls that move nothing: the restarts are on their way when this returns."""
-        for sent in calls:
-            if isinstance(sent.outcome, Lost):
-                self._take(sent.outcome, sent.at)
-        self._mend()
+    def _is_adrift(self, env_id: int) -> bool:
+        """Whether it neither works nor is known to have failed."""
+        if env_id in self.restarts.pending or env_id in self.restarts.failed:
+            return False
+        return env_id in self._time_steps.held or self._actors.host(env_id) not in self._actors
 
     def _truncate(self, env_id: int) -> None:
         """The slot shows the end of the episode that a failure ended."""
@@ -384,7 +404,7 @@ class Fleet:
     def _await_restarts(self, env_ids: Iterable[int]) -> None:
         """Waits until these environments are ready, or one of them is given up."""
         pending, failed = self.restarts.pending, self.restarts.failed
-        while pending:
+        while True:
             self._mend()
             missing = [pending[i] for i in env_ids if i in pending and not pending[i].is_ready]
             if not missing or any(i in failed for i in env_ids):
@@ -399,9 +419,11 @@ class Fleet:
     def _mend(self) -> None:
         """Takes every restart as far as it goes without waiting."""
         pending = self.restarts.pending
+        self._take_losses()
         if not pending:
             return
         self._actors.wait([sent for one in pending.values() for sent in one.calls], until=0.0)
+        self._take_losses()
         for i, restart in sorted(pending.items()):
             if restart.calls and not restart.is_ready:
                 self._check_restart(i, restart)
@@ -436,10 +458,7 @@ class Fleet:
         """Looks at what has come of a restart: it is ready, it has failed, or it goes on."""
         for sent in restart.calls:
             outcome = sent.outcome
-            if outcome is None:
-                return
-            if isinstance(outcome, Lost):
-                self._take(outcome, sent.at)
+            if outcome is None or isinstance(outcome, Lost):  # that has been taken
                 return
             failures: list[EnvFailure] = []
             if sent.method == "build":
@@ -468,11 +487,11 @@ class Fleet:
 
     def _recover(self) -> None:
         """Settles what an interrupt left in flight; an actor that does not answer is ended."""
-        for sent in self._actors.settle_interrupted():
-            if isinstance(sent.outcome, Lost):
-                self._take(sent.outcome, sent.at)
-            elif sent.method in ("step", "reset"):
+        for sent in self._actors.settle_interrupted(self._moving):
+            if sent.method in ("step", "reset"):
                 self._keep(sent)
+        self._take_losses()
+        self._moving = []
 
     # -- everything else ---------------------------------------------------------------------------
 
@@ -496,7 +515,7 @@ class Fleet:
         """
         self.check_ready(operation, arguments)
         self._await_restarts(arguments)
-        self._raise_given_up()
+        self._raise_given_up(arguments)
         calls: list[Sent] = []
         packed = arguments if self._in_process else _all_pickled(arguments)
         with self._actors.kept_if_interrupted(calls):
@@ -508,11 +527,12 @@ class Fleet:
             with self._actors.kept_if_interrupted(calls):
                 self._actors.wait(calls)
                 results = self._results(calls)
-                self._take_lost(calls)
-            self._raise(result for result in results.values() if isinstance(result, EnvFailure))
+                self._mend()
+            failures = [result for result in results.values() if isinstance(result, EnvFailure)]
             if operation == "set_state":  # the caller knows where its environments are
-                for i in arguments:
+                for i in results.keys() - {failure.index for failure in failures}:
                     self._join(i)
+            self._raise(failures)
             return [self._value(i, results[i]) for i in arguments]
 
         return values
@@ -545,8 +565,7 @@ class Fleet:
                     if a not in out:
                         calls.append(self._actors.send(a, ids, "call", "timings"))
                 self._actors.wait(calls)
-                self._take_lost(calls)
-            self._raise_given_up()
+                self._mend()
             told = [sent for sent in calls if not isinstance(sent.outcome, Lost)]
             for i, timing in self._results(told).items():
                 timings[i] = timing
@@ -580,6 +599,7 @@ class Fleet:
         failed = self.restarts.failed
         if failed:
             wanted = range(self.num_envs) if env_ids is None else env_ids
+            self._raise_given_up(wanted)
             broken = [failed[i] for i in sorted(wanted) if i in failed]
             if broken:
                 problem = ResetNeeded(
@@ -603,7 +623,10 @@ class Fleet:
         # What failed before, or never answered after an interrupt, is closed as well as can be; its
         # end is no news.
         interrupted = {i for sent in self._actors.interrupted or () for i in sent.env_ids}
-        broken = interrupted | self.restarts.failed.keys() | self.restarts.pending.keys()
+        broken = interrupted | self.restarts.failed.keys()
+        # Those that share an actor with a restart may have to wait for it longer than is given.
+        for i in self.restarts.pending:
+            broken |= {*self.env_ids[self._actors.host(i)]}
         try:
             calls = [
                 self._send_operation(a, "close", dict.fromkeys(ids, self._no_arguments))
@@ -653,16 +676,22 @@ class Fleet:
             errors.attach(error, [errors.record(problem, index=env_id, phase="call")])
             raise error from problem
 
-    def _raise_given_up(self) -> None:
-        """Raises for the environments that were given up since it was last called."""
-        self._raise(self.restarts.given_up)
+    def _raise_given_up(self, env_ids: Iterable[int] | None = None) -> None:
+        """Raises for the environments (of these) that were given up and nobody was told of."""
+        given_up = self.restarts.given_up
+        if given_up:
+            wanted = range(self.num_envs) if env_ids is None else env_ids
+            self._raise([failure for failure in given_up if failure.index in wanted])
 
     def _raise(self, failures: Iterable[EnvFailure]) -> None:
         """Raises the failure of the lowest index, if there is one, with notes on all others."""
         ordered = sorted(failures, key=lambda failure: failure.index)
-        self.restarts.given_up.clear()
         if not ordered:
             return
+        raised = {failure.index for failure in ordered}
+        self.restarts.given_up[:] = [
+            failure for failure in self.restarts.given_up if failure.index not in raised
+        ]
         error = errors.merge(ordered, [self.restarts.attempts(failure) for failure in ordered])
         if ordered[0].traceback and gin_state.within_configurable():
             # gin's proxy has no __cause__, but it shows notes.

@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import numbers
 import time
-from collections.abc import Iterable
 
 from envfleet.actors import Sent
 from envfleet.errors import EnvFailure
@@ -93,46 +92,44 @@ class Restarts:
           since: when the call was sent in which it failed, by `time.monotonic`.
           for_good: whether there is nothing left that it could be restarted on.
         """
-        i = failure.index
+        i, limit, now = failure.index, self._max_in_a_row, time.monotonic()
         if i in self.failed:  # it was given up before: this is no news
             return
-        # Without the exception itself (local backend), whose traceback holds the environment.
-        kept = dataclasses.replace(failure, original=None)
+        restart = self.pending.get(i) or Restart(began=since, due=0.0)
+        attempts = self._in_a_row.get(i, [])
+        # Of a pending one the old environment hung in its end: that was no attempt at a new one.
+        was_closing = failure.phase == "close" and i in self.pending
+        if not was_closing:
+            attempts = [*attempts, failure]
+        wait = 0.0
+        if for_good or len(attempts) > limit:
+            self.failed[i] = failure
+            self.pending.pop(i, None)
+            self.given_up.append(failure)
+            self.seconds_lost[i] += now - restart.began
+            told = "; there is nothing to restart it on" if for_good else ""
+            told = told or (f"; {limit} restarts in a row are spent" if limit else "")
+        else:
+            if len(attempts) > 1 and not was_closing:
+                wait = min(_LONGEST_BACK_OFF, _BACK_OFF * 2.0 ** (len(attempts) - 2))
+            restart.calls, restart.is_ready, restart.due = [], False, now + wait
+            self.pending[i] = restart
+            pause = f", in {wait:g} s" if wait else ""
+            told = f"; restart {len(attempts)} of {limit} in a row{pause}"
+            told = "; it is built in a new actor" if was_closing else told
+        self._in_a_row[i] = attempts
+        kept = failure.abridged()
         self.history.append(kept)
         self.num_failures[i] += 1
         self.last_failures[i] = kept
-        was_closing = failure.phase == "close" and i in self.pending
-        restart = self.pending.pop(i, None) or Restart(began=since, due=0.0)
-        attempts = self._in_a_row.setdefault(i, [])
-        if not was_closing:  # the old one hung in its end: no attempt at a new one
-            attempts.append(failure)
-        words = failure.line()
-        if for_good or len(attempts) > self._max_in_a_row:
-            self.failed[i] = failure
-            self.given_up.append(failure)
-            spent = f"; {self._max_in_a_row} restarts in a row are spent"
-            _log.warning("%s%s", words, spent if self._max_in_a_row else "")
-            return
-        wait = 0.0
-        if len(attempts) > 1 and not was_closing:
-            wait = min(_LONGEST_BACK_OFF, _BACK_OFF * 2.0 ** (len(attempts) - 2))
-        restart.calls, restart.is_ready, restart.due = [], False, time.monotonic() + wait
-        self.pending[i] = restart
-        if was_closing:
-            _log.warning("%s; it is built in a new actor", words)
-            return
-        pause = f", in {wait:g} s" if wait else ""
-        limit = self._max_in_a_row
-        _log.warning("%s; restart %d of %d in a row%s", words, len(attempts), limit, pause)
+        _log.warning("%s%s", failure.line(), told)
 
-    def forgive(self, env_ids: Iterable[int]) -> None:
-        """The caller resets environments: what was given up is tried again, with a whole budget."""
+    def forgive(self, env_id: int, owes_last: bool) -> None:
+        """The caller resets an environment that was given up: it has a whole budget again."""
         now = time.monotonic()
-        for i in env_ids:
-            if i in self.failed:
-                del self.failed[i]
-                self._in_a_row.pop(i, None)
-                self.pending[i] = Restart(began=now, due=now)
+        self.pending[env_id] = Restart(began=now, due=now, owes_last=owes_last)
+        self._in_a_row.pop(env_id, None)
+        self.failed.pop(env_id, None)
 
     def succeeded(self, env_id: int) -> None:
         """The environment has made a good step: its failures are no longer in a row."""

@@ -72,6 +72,11 @@ class TimeSteps:
         """The slot shows again what its actor sends."""
         self._held.pop(env_id, None)
 
+    @property
+    def held(self) -> set[int]:
+        """Environments whose slots are held."""
+        return set(self._held)
+
     def clear(self) -> None:
         """There are no environments any more."""
         self._last.clear()
