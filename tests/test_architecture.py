@@ -13,9 +13,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "envfleet"
 ROWS = [
     ["testing"],
     ["parallel"],
-    ["single"],
+    ["single", "tuning"],
     ["fleet"],
-    ["restarts", "time_steps"],
+    ["flights", "restarts", "time_steps", "timings"],
     ["actors"],
     ["channels.local", "channels.remote"],
     ["channels"],

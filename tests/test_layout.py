@@ -80,7 +80,7 @@ def test_actions_of_a_batch_come_out_as_each_environments_own(structure, size, s
     actions = tree.map_structure(lambda s: value_of(s, random, (size,)), structure)
     start = data.draw(st.integers(0, size - 1))
     stop = data.draw(st.integers(start + 1, size))
-    block, objects = layout.rows(layout.columns(actions, size), start, stop)
+    block, objects = layout.rows(layout.columns(actions, size), slice(start, stop), stop - start)
     views = layout.views(block, stop - start)
     for row in range(stop - start):
         found = layout.read(views, row, objects[row] if objects else ())

@@ -3,6 +3,7 @@
 from envfleet.errors import (
     ActorDied,
     ClosedError,
+    EnvBusy,
     EnvFailure,
     EnvFleetError,
     EnvTimeout,
@@ -22,6 +23,7 @@ __all__ = [
     "ActorDied",
     "ActorPyEnvironment",
     "ClosedError",
+    "EnvBusy",
     "EnvFailure",
     "EnvFleetError",
     "EnvHandle",

@@ -73,8 +73,6 @@ class _Slot:
     """Whether the next step is a reset: there was none yet, or the episode has ended."""
     steps: int = 0
     objects: Any = ()
-    seconds: float = 0.0
-    calls: int = 0
 
 
 class EnvActor:
@@ -98,6 +96,7 @@ class EnvActor:
         self._action_layout: Layout | None = None
         self._block = np.empty(0, np.uint8)
         self._views: list[np.ndarray[Any, Any]] = []
+        self._seconds = np.empty(0, np.float32)
 
     def __repr__(self) -> str:
         ids = ", ".join(map(str, self._env_ids))
@@ -149,10 +148,11 @@ class EnvActor:
         if self._layout is None:
             specs = specs if self._in_process or specs is None else pickle.loads(specs)
             time_step_spec, action_spec = specs or built[:2]
-            self._layout = Layout(time_step_spec, "")
+            self._layout = Layout(time_step_spec, "", timed=True)
             self._action_layout = Layout(action_spec, "actions")
             self._block = np.zeros(self._layout.nbytes(len(self._slots)), np.uint8)
             self._views = self._layout.views(self._block, len(self._slots))
+            self._seconds = self._layout.seconds(self._block, len(self._slots))
         if seed is not None:
             environment.seed(seed)
         self._slots[row].environment = environment
@@ -172,16 +172,20 @@ class EnvActor:
     def step(
         self, block: Buffer, objects: Sequence[Any] = (), rows: Sequence[int] | None = None
     ) -> Buffer | Reply:
-        """Steps every environment (or some) once, or resets it where its episode has ended."""
+        """Steps every environment (or some) once, or resets it where its episode has ended.
+
+        The block has the actions of those that are stepped, in their order.
+        """
         layout = self._action_layout
         assert layout is not None
-        views = layout.views(block, len(self._slots))
+        moved = range(len(self._slots)) if rows is None else rows
+        views = layout.views(block, len(moved))
         failures = []
-        for row in range(len(self._slots)) if rows is None else rows:
+        for at, row in enumerate(moved):
             slot = self._slots[row]
             # What came through Ray is read-only memory of Ray's: the environment gets a copy.
-            beside = objects[row] if objects else ()
-            action = None if slot.over else (layout, views, row, beside)
+            beside = objects[at] if objects else ()
+            action = None if slot.over else (layout, views, at, beside)
             failure = self._advance(row, action)
             if failure is not None:
                 failures.append(failure)
@@ -201,8 +205,8 @@ class EnvActor:
                 time_step = environment.reset()
                 slot.steps = 0
             else:
-                action_layout, views, action_row, beside = action
-                time_step = environment.step(action_layout.read(views, action_row, beside))
+                action_layout, views, at, beside = action
+                time_step = environment.step(action_layout.read(views, at, beside))
                 slot.steps += 1
             objects = layout.write(self._views, row, time_step)
             if objects:
@@ -214,8 +218,8 @@ class EnvActor:
             slot.over = True
             return self._failure(row, phase, error)
         finally:
-            slot.seconds += time.perf_counter() - started
-            slot.calls += 1
+            if row < len(self._seconds):
+                self._seconds[row] = time.perf_counter() - started
 
     def _reply(self, failures: list[EnvFailure]) -> Buffer | Reply:
         small = self._in_process or len(self._block) <= _BYTES_UP_TO
@@ -251,9 +255,9 @@ class EnvActor:
             slot.over = False  # the episode that the state belongs to goes on
         return value
 
-    def timings(self) -> list[tuple[int, float]]:
-        """Per environment: how many steps and resets, and the seconds spent in them."""
-        return [(slot.calls, slot.seconds) for slot in self._slots]
+    def usage(self) -> float:
+        """Seconds of CPU time that this process has used, those of Ray's threads included."""
+        return time.process_time()
 
     def close(self) -> None:
         """Closes every environment; what they raise is dropped, for nobody waits for it."""

@@ -202,7 +202,7 @@ class Actors:
         self,
         calls: Sequence[Sent],
         *,
-        first: bool = False,
+        at_least: int | None = None,
         until: float | None = None,
         starting: bool = False,
     ) -> None:
@@ -210,27 +210,30 @@ class Actors:
 
         Args:
           calls: the calls.
-          first: return when one of them (that was on its way) has its outcome.
+          at_least: return when so many of those that were on their way have their outcome.
           until: return at that time, by `time.monotonic`; the others stay on their way.
           starting: the first start of a fleet says how far it is, and leaves its calls on their way
             when an environment has failed, or when they are late.
         """
-        pending = began = None
+        began, missing = None, 0
         news_at, patience = 0.0, _START_NEWS if starting else _LONG_CALL
         started = time.perf_counter()
         try:
             while waiting := [sent for sent in calls if sent.outcome is None]:
-                if first and pending is not None and len(waiting) < pending:
-                    return
                 now = time.monotonic()
                 if began is None:
-                    began, pending, news_at = now, len(waiting), now + patience
+                    began, news_at = now, now + patience
+                    left = 0 if at_least is None else max(0, len(waiting) - at_least)
+                missing = len(waiting) - left
+                if missing <= 0:
+                    return
                 moments = [news_at]
                 if until is not None:
                     moments.append(until)
                 involved = self._clocked(waiting, now, moments)
                 # A new actor is met as soon as it says hello, or its end could not be told.
-                outcomes = self._settle(involved, max(0.0, min(moments) - now), first or starting)
+                number = 1 if starting else missing if left else None
+                outcomes = self._settle(involved, max(0.0, min(moments) - now), number)
                 now = time.monotonic()
                 late = self._arrived(involved, outcomes, now)
                 if late and starting:
@@ -266,10 +269,9 @@ class Actors:
     def _head(self, sent: Sent) -> Sent:
         return self._queues[sent.a][0]
 
-    def _settle(self, involved: Sequence[Sent], timeout: float, first: bool) -> list[Any]:
+    def _settle(self, involved: Sequence[Sent], timeout: float, at_least: int | None) -> list[Any]:
         assert self._backend is not None
-        calls = [sent.call for sent in involved]
-        return self._backend.settle(calls, timeout, 1 if first else None)
+        return self._backend.settle([sent.call for sent in involved], timeout, at_least)
 
     def _arrived(self, involved: Sequence[Sent], outcomes: Sequence[Any], now: float) -> list[Sent]:
         """Gives each call its outcome; returns those that are late."""
@@ -373,6 +375,11 @@ class Actors:
         place = self._places.get(a)
         return place[:2] if place else (None, None)
 
+    def room(self) -> channels.Room:
+        """What there is for actors with the options of the first one."""
+        assert self._backend is not None
+        return self._backend.room(self._options[0])
+
     # -- words -------------------------------------------------------------------------------------
 
     def late_start(self, late: Sequence[int]) -> str:
@@ -434,6 +441,11 @@ class Actors:
         return [i - self.env_ids[a][0] for i in env_ids]
 
     def names(self, actors: Iterable[int]) -> str:
-        ids = [i for a in actors for i in self.env_ids[a]]
-        shown = ", ".join(map(str, ids[:20])) + (f", ... ({len(ids)})" if len(ids) > 20 else "")
-        return f"env {shown}" if len(ids) == 1 else f"envs {shown}"
+        return words_for(i for a in actors for i in self.env_ids[a])
+
+
+def words_for(env_ids: Iterable[int]) -> str:
+    """What environments are called in a text, many of them cut short."""
+    ids = [*env_ids]
+    shown = ", ".join(map(str, ids[:20])) + (f", ... ({len(ids)})" if len(ids) > 20 else "")
+    return f"env {shown}" if len(ids) == 1 else f"envs {shown}"

@@ -4,6 +4,7 @@
     ├─ SpecMismatch (ValueError)    environments of a batch differ, or a value and its spec
     ├─ InvalidAction (ValueError)   actions of the wrong structure, leading axis, shape or dtype
     ├─ ResetNeeded (RuntimeError)   step() after a failure and before the next reset()
+    ├─ EnvBusy (RuntimeError)       send() or step() of an environment that is under way
     ├─ RemoteEnvError               the environment raised what cannot be raised here as it is
     ├─ ActorDied                    an environment's process died
     ├─ EnvTimeout (TimeoutError)    environments passed their deadline
@@ -55,6 +56,10 @@ class InvalidAction(EnvFleetError, ValueError):
 
 class ResetNeeded(EnvFleetError, RuntimeError):
     """An environment failed earlier: `reset()` rebuilds it, until then there is no step."""
+
+
+class EnvBusy(EnvFleetError, RuntimeError):
+    """An environment is under way: it was sent, and its time step has not been received."""
 
 
 class RemoteEnvError(EnvFleetError):

@@ -4,11 +4,12 @@ The one engine. `parallel` puts a face on it and holds no channel; `channels` ca
 and knows nothing of failures. It counts in environments (``env_id``, from 0) on the outside and in
 actors on the inside; actor ``a`` hosts ``env_ids[a]``, in that order.
 
-The invariant: when a method that waits returns or raises, no call is in flight that moves a working
+The invariant: when a lockstep method returns or raises, no call is in flight that moves a working
 environment. A call that is late is ended with its actor. What may be in flight is a restart: the
 calls that close, build and reset an environment which has failed, and that nobody else waits for.
 An interrupt (Ctrl-C) leaves calls behind; they are kept in `Actors.interrupted` until the next
-reset has settled them, and nothing steps before that.
+reset has settled them, and nothing steps before that. `send` and `recv` (first-ready stepping) are
+the two halves of a lockstep step: it sends all, and takes all.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ import logging
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envfleet import channels, errors, gin_state, specs
 from envfleet.actor import Built, Reply
-from envfleet.actors import Actors, Lost, Sent
+from envfleet.actors import Actors, Lost, Sent, words_for
 from envfleet.channels import Died, Gone
 from envfleet.errors import (
     ActorDied,
     ClosedError,
+    EnvBusy,
     EnvFailure,
     EnvFleetError,
     FleetStartError,
@@ -37,12 +39,17 @@ from envfleet.errors import (
     ResetNeeded,
     SpecMismatch,
 )
+from envfleet.flights import Flights
 from envfleet.layout import Layout
 from envfleet.restarts import Restart, Restarts
 from envfleet.seeding import Seeds
 from envfleet.time_steps import FIRST, LAST, TimeSteps
+from envfleet.timings import Timings
 
 _log = logging.getLogger("envfleet")
+
+Columns = list[np.ndarray[Any, Any]]
+"""Leaves of a batch, each with a leading axis."""
 
 
 class Fleet:
@@ -63,6 +70,7 @@ class Fleet:
 
     Attributes:
       restarts: who is on the way back, and the record of failures.
+      timings: how long environments and lockstep calls have taken.
 
     Raises:
       TypeError: a constructor does not pickle; says which and why.
@@ -86,6 +94,7 @@ class Fleet:
         self.env_ids = [range(s, min(s + envs_per_actor, self.num_envs)) for s in starts]
         self.action_layout = Layout({}, "actions")
         self.restarts = Restarts(self.num_envs, max_restarts)
+        self.timings = Timings(self.num_envs)
         self._in_process = backend == "local"
         self._time_steps = TimeSteps(self.env_ids, self._in_process)
         self._actors = Actors(
@@ -109,9 +118,15 @@ class Fleet:
         step, reset = deadlines["step"], deadlines["reset"]
         self._resetting_limit = step and max(step, reset or 0.0)
         self._is_last = np.ones(self.num_envs, bool)
+        self._busy = np.zeros(len(self.env_ids))
         self._starting: list[Sent] = []
-        self._moving: list[Sent] = []
+        self._flights = Flights()
+        self._all = range(self.num_envs)
         self._state = "new"
+
+    @property
+    def num_actors(self) -> int:
+        return len(self.env_ids)
 
     @property
     def time_step_layout(self) -> Layout:
@@ -164,7 +179,7 @@ class Fleet:
             return
         try:
             built = self._wait_built(self._starting)
-            self._time_steps.layout = Layout(built[0].time_step_spec, "")
+            self._time_steps.layout = Layout(built[0].time_step_spec, "", timed=True)
             self.action_layout = Layout(built[0].action_spec, "actions")
             specs_of_all = built[0].time_step_spec, built[0].action_spec
             self._specs = specs_of_all if self._in_process else gin_state.dumps(specs_of_all)
@@ -224,9 +239,7 @@ class Fleet:
 
     # -- stepping ----------------------------------------------------------------------------------
 
-    def step(
-        self, columns: Sequence[np.ndarray[Any, Any]], one_by_one: bool = False
-    ) -> Callable[[], list[np.ndarray[Any, Any]]]:
+    def step(self, columns: Columns, one_by_one: bool = False) -> Callable[[], Columns]:
         """Steps every environment; calling what it gives waits for the time steps, or raises.
 
         Args:
@@ -234,137 +247,322 @@ class Fleet:
           one_by_one: wait for each actor before the next one is asked.
 
         Raises:
+          EnvBusy: some are under way.
           Exception: what the environment of the lowest index raised, or `ActorDied`, or
             `EnvTimeout`; after every call has been settled.
         """
-        pending = self.restarts.pending
-        if self._moving:
-            raise ResetNeeded("step() after an interrupt: call reset() first")
-        self._mend()
-        self._raise_given_up()
-        needed = {i for i in pending if not pending[i].owes_last}
-        for i in pending.keys() - needed:
-            self._truncate(i)
-        layout = self.action_layout
-        arguments: dict[int, tuple[Sequence[int], tuple[Any, ...]]] = {}
-        for a, ids in enumerate(self.env_ids):
-            rows = layout.rows(columns, ids[0], ids[-1] + 1)
-            working = [i for i in ids if i not in pending] if pending else ids
-            if len(working) == len(ids):
-                arguments[a] = ids, rows
-            elif working:
-                arguments[a] = working, (*rows, self._actors.rows(a, working))
-        return self._advance("step", arguments, needed, one_by_one)
+        self._check_lockstep("step")
+        began = time.perf_counter()
+        self._flights.is_lockstep = True
+        self._send_steps(self._all, columns, one_by_one)
+        return self._taking_all("step", time.perf_counter() - began)
 
-    def reset(
-        self, env_ids: Sequence[int], one_by_one: bool = False
-    ) -> Callable[[], list[np.ndarray[Any, Any]]]:
+    def reset(self, env_ids: Sequence[int], one_by_one: bool = False) -> Callable[[], Columns]:
         """Resets some environments, and rebuilds those of them that have failed; like `step`.
 
+        What is under way is settled first, and what it gave is dropped.
+
         Raises:
+          EnvBusy: another environment is under way; none was reset.
           ResetNeeded: another environment has failed, or has had no reset yet; none was reset.
         """
         self._num_resets += 1
-        self._recover()
+        self._settle(env_ids)
+        self._flights.is_lockstep = True
         self.restarts.given_up.clear()
         failed = self.restarts.failed
-        for i in sorted(set(range(self.num_envs)) - set(env_ids)):
+        for i in sorted(set(self._all) - set(env_ids)):
             if i in failed:
                 problem = ResetNeeded(f"reset() without env {i}, but {failed[i]}")
                 errors.attach(problem, [failed[i]])
                 raise problem
             if self._time_steps.step_type(i) is None:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
-        for i in env_ids:
-            # Also one that an interrupt has left between working and failed.
-            if i in failed or self._is_adrift(i):
-                self.restarts.forgive(i, owes_last=not self._time_steps.is_over(i))
-        self._mend()
+        self._send_resets(env_ids, one_by_one)
+        return self._taking_all("reset")
+
+    def send_steps(self, env_ids: Sequence[int], columns: Columns) -> None:
+        """Steps some environments and does not wait.
+
+        Args:
+          env_ids: which, in any order.
+          columns: the leaves of their actions, in that order.
+
+        Raises:
+          EnvBusy: one of them is under way; none was sent.
+          Exception: what an environment failed with in the background; none was sent.
+        """
+        self._check_free("send", env_ids)
+        self._flights.is_lockstep = False
+        self._send_steps(env_ids, columns)
+
+    def send_resets(self, env_ids: Sequence[int]) -> None:
+        """Resets some environments, and rebuilds those that have failed; does not wait."""
+        self._check_free("async_reset", env_ids)
+        self._flights.is_lockstep = False
+        told = self.restarts.given_up
+        told[:] = [failure for failure in told if failure.index not in env_ids]
+        self._send_resets(env_ids)
+
+    def receive(
+        self, at_least: int | None, timeout: float | None = None, max_staleness: int | None = None
+    ) -> tuple[list[int], Columns]:
+        """Waits until so many environments have landed (None: all under way); takes all that have.
+
+        Args:
+          at_least: how many.
+          timeout: seconds after which it takes those that have, however few.
+          max_staleness: it waits, too, for those that so many calls could have taken, itself the
+            last of them.
+
+        Returns:
+          The environments in ascending order, and their time steps.
+
+        Raises:
+          ValueError: fewer are under way; nothing was taken.
+          Exception: as `step`; what others gave is there for the next call.
+        """
+        flights = self._flights
+        self._check_not_interrupted("recv")
+        if at_least is not None and at_least > len(flights):
+            raise ValueError(
+                f"recv(min_envs={at_least}), but {len(flights)} of {self.num_envs} environments "
+                "are under way: send() or async_reset() others first"
+            )
+        until = None if timeout is None else time.monotonic() + timeout
+        self._arrive(at_least, until, flights.receive(max_staleness))
         self._raise_given_up()
-        needed = set(env_ids) & self.restarts.pending.keys()
-        by_actor = self._actors.by_actor(set(env_ids) - needed)
-        arguments = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}
-        return self._advance("reset", arguments, needed, one_by_one)
+        env_ids = sorted(self._landed())
+        for i in flights.awaited.intersection(env_ids):
+            self._join(i)
+        columns = self._time_steps.columns(env_ids)
+        flights.end(env_ids)
+        self._note(env_ids, columns[0])
+        return env_ids, columns
 
-    def _advance(
-        self,
-        method: str,
-        arguments: Mapping[int, tuple[Sequence[int], tuple[Any, ...]]],
-        needed: set[int],
-        one_by_one: bool,
-    ) -> Callable[[], list[np.ndarray[Any, Any]]]:
-        """Sends a step or a reset to some environments; others are `needed` from their restart."""
-        calls = self._moving = []
-        resetting = self._is_last if method == "step" and self._is_last.any() else None
-        with self._actors.kept_if_interrupted(calls):
-            for a, (ids, args) in arguments.items():
-                limit = None
-                if resetting is not None and resetting[ids[0] : ids[-1] + 1].any():
-                    limit = self._resetting_limit
-                self._actors.send(a, ids, method, method, *args, limit=limit, into=calls)
-                if one_by_one:
-                    self._actors.wait(calls)
-        num_resets = self._num_resets
-
-        def time_steps() -> list[np.ndarray[Any, Any]]:
-            self._check_promise()
-            if num_resets != self._num_resets:  # an interrupt kept it from being waited for
-                raise ResetNeeded(f"a reset() has taken the place of this {method}()")
-            with self._actors.kept_if_interrupted(calls):
-                self._actors.wait(calls)
-                for sent in calls:
-                    needed.update(self._keep(sent))
-                if method == "step":  # of a FIRST, `columns` makes it 0
-                    self._actors.episode_steps += 1
-                self._await_restarts(needed)
-                self._moving = []
-            self._raise_given_up()
-            for i in needed:
-                self._join(i)
-            return self.columns()
-
-        return time_steps
-
-    def _keep(self, sent: Sent) -> list[int]:
-        """Keeps what a step or a reset gave; returns who failed and needs a restart to be shown."""
-        moved, outcome = sent.env_ids, sent.outcome
-        if sent.is_kept:
-            return []
-        unproven = self.restarts.unproven
-        if isinstance(outcome, Lost):
-            failures = [*outcome.failures.values()]
-            self._take_losses()
-        else:
-            reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
-            failures = reply.failures
-            for failure in failures:
-                self._fail(failure, sent.at)
-            good = moved
-            if failures:
-                good = [i for i in moved if all(i != failure.index for failure in failures)]
-            self._time_steps.keep(sent.a, sent.number, reply, good)
-            for i in unproven & set(good) if unproven else ():
-                if sent.method == "step" and self._time_steps.step_type(i) != FIRST:
-                    self.restarts.succeeded(i)
-        needed = []
-        for i in [failure.index for failure in failures if failure.index in moved]:
-            if sent.method == "reset" or self._time_steps.is_over(i):
-                needed.append(i)
-            elif i in self.restarts.pending:
-                self._truncate(i)
-        sent.is_kept = True
-        return needed
-
-    def columns(self) -> list[np.ndarray[Any, Any]]:
+    def columns(self) -> Columns:
         """Every environment's current time step: fresh arrays, one for each leaf.
 
         Raises:
           ResetNeeded: some environment has no time step.
         """
         columns = self._time_steps.columns()
-        self._actors.episode_steps[columns[0] == FIRST] = 0
-        self._is_last = columns[0] == LAST
+        self._note(slice(None), columns[0])
         return columns
+
+    def _note(self, env_ids: slice | Sequence[int], step_types: np.ndarray[Any, Any]) -> None:
+        """Remembers where episodes are."""
+        self._is_last[env_ids] = step_types == LAST
+        steps = self._actors.episode_steps
+        steps[env_ids] = np.where(step_types == FIRST, 0, steps[env_ids])
+
+    # -- taking off --------------------------------------------------------------------------------
+
+    def _send_steps(
+        self, env_ids: Sequence[int], columns: Columns, one_by_one: bool = False
+    ) -> None:
+        pending = self.restarts.pending
+        self._mend()
+        self._raise_given_up()
+        layout = self.action_layout
+        calls: dict[int, tuple[Sequence[int], tuple[Any, ...]]] = {}
+        if env_ids is self._all and not pending:
+            for a, ids in enumerate(self.env_ids):
+                calls[a] = ids, layout.rows(columns, slice(ids.start, ids.stop), len(ids))
+        else:
+            at = {i: n for n, i in enumerate(env_ids) if i not in pending}
+            for a, working in self._actors.by_actor(at).items():
+                block = layout.rows(columns, [at[i] for i in working], len(working))
+                calls[a] = working, (*block, self._actors.rows(a, working))
+        self._take_off("step", env_ids, calls, one_by_one)
+
+    def _send_resets(self, env_ids: Sequence[int], one_by_one: bool = False) -> None:
+        for i in env_ids:
+            # Also one that an interrupt has left between working and failed.
+            if i in self.restarts.failed or self._is_adrift(i):
+                self.restarts.forgive(i, owes_last=not self._time_steps.is_over(i))
+        self._mend()
+        self._raise_given_up()
+        by_actor = self._actors.by_actor(set(env_ids) - self.restarts.pending.keys())
+        calls = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}
+        self._take_off("reset", env_ids, calls, one_by_one)
+
+    def _take_off(
+        self,
+        method: str,
+        env_ids: Sequence[int],
+        calls: Mapping[int, tuple[Sequence[int], tuple[Any, ...]]],
+        one_by_one: bool,
+    ) -> None:
+        """Sends a step or a reset to those that work; the others are awaited from their restart."""
+        flights, pending = self._flights, self.restarts.pending
+        flights.take_off(env_ids)
+        for i in pending.keys() & set(env_ids) if pending else ():
+            if method == "step" and pending[i].owes_last:
+                self._truncate(i)
+                flights.landed.add(i)
+            else:
+                flights.awaited.add(i)
+        # A step of one whose episode has ended is a reset, and has its time.
+        resetting = method == "step" and self._is_last.any()
+        with self._actors.kept_if_interrupted(flights.calls):
+            for a, (ids, args) in calls.items():
+                limit = None
+                if resetting and self._is_last[ids[0] : ids[-1] + 1].any():
+                    limit = self._resetting_limit
+                self._actors.send(a, ids, method, method, *args, limit=limit, into=flights.calls)
+                if one_by_one:
+                    self._actors.wait(flights.calls)
+
+    # -- landing -----------------------------------------------------------------------------------
+
+    def _taking_all(self, method: str, sending: float | None = None) -> Callable[[], Columns]:
+        """What waits for the environments of a lockstep call and takes all of them.
+
+        `sending` is how long it took to send a step: its time is kept.
+        """
+        flights, num_resets = self._flights, self._num_resets
+
+        def time_steps() -> Columns:
+            self._check_promise()
+            if num_resets != self._num_resets:  # an interrupt kept it from being waited for
+                raise ResetNeeded(f"a reset() has taken the place of this {method}()")
+            began = time.perf_counter()
+            self._arrive(None)
+            rebuilt = self._landed() & flights.awaited
+            flights.clear()
+            self._raise_given_up()
+            for i in rebuilt:
+                self._join(i)
+            columns = self.columns()
+            if sending is not None:
+                seconds = sending + time.perf_counter() - began
+                self.timings.keep_batch(seconds, float(self._busy.max()))
+            return columns
+
+        return time_steps
+
+    def _arrive(
+        self,
+        at_least: int | None,
+        until: float | None = None,
+        stale: Collection[int] = (),
+    ) -> None:
+        """Waits until so many (None: all) have landed, and the stale ones, or one has failed."""
+        flights, restarts = self._flights, self.restarts
+        while True:
+            with self._actors.kept_if_interrupted(flights.calls):
+                self._mend()
+                landed = self._landed()
+                missing = (len(flights) if at_least is None else at_least) - len(landed)
+                if missing <= 0 and landed.issuperset(i for i in stale if i in flights):
+                    return
+                if restarts.given_up and (at_least is not None or not flights.calls):
+                    return
+                now = time.monotonic()
+                if until is not None and now >= until:
+                    return
+                if at_least is None and flights.calls:
+                    self._actors.wait(flights.calls)
+                    continue
+                coming = [restarts.pending[i] for i in flights.awaited - landed]
+                moments = [one.due for one in coming if not one.calls]
+                moments += [until] if until is not None else []
+                wake = min(moments, default=None)
+                calls = [*flights.calls, *(sent for one in coming for sent in one.calls)]
+                if calls:
+                    # So many calls it takes at the least; a restart goes on by every one of its.
+                    number = 1 if coming else max(1, -(-missing // len(self.env_ids[0])))
+                    self._actors.wait(calls, at_least=number, until=wake)
+                elif wake is not None:
+                    time.sleep(max(0.0, wake - now))
+
+    def _landed(self) -> set[int]:
+        """Those under way whose time step is there; who was given up is no longer under way."""
+        flights, restarts = self._flights, self.restarts
+        if not flights.awaited:
+            return flights.landed
+        flights.end(flights.awaited & restarts.failed.keys())
+        return flights.landed | {i for i in flights.awaited if restarts.pending[i].is_ready}
+
+    def _take_arrived(self) -> None:
+        """Keeps what calls have given, then who was lost: what an actor gave before it counts."""
+        flights = self._flights
+        done = [sent for sent in flights.calls if sent.outcome is not None]
+        for sent in done:
+            if not isinstance(sent.outcome, Lost):
+                self._keep(sent)
+        self._take_losses()
+        for sent in done:
+            if isinstance(sent.outcome, Lost):
+                for i in sent.env_ids:
+                    self._land_failed(i, sent.method)
+        if done:
+            flights.calls = [sent for sent in flights.calls if sent.outcome is None]
+
+    def _keep(self, sent: Sent) -> None:
+        """Keeps what a step or a reset gave."""
+        if sent.is_kept:
+            return
+        moved, a, actors = sent.env_ids, sent.a, self._actors
+        unproven = self.restarts.unproven
+        reply = sent.outcome if type(sent.outcome) is Reply else Reply(sent.outcome, [], [])
+        for failure in reply.failures:
+            self._fail(failure, sent.at)
+        good: Sequence[int] = moved
+        if reply.failures:
+            wrong = {failure.index for failure in reply.failures}
+            good = [i for i in moved if i not in wrong]
+        self._time_steps.keep(a, sent.number, reply, good)
+        for i in unproven & set(good) if unproven else ():
+            if sent.method == "step" and self._time_steps.step_type(i) != FIRST:
+                self.restarts.succeeded(i)
+        ids = self.env_ids[a]
+        seconds = self.time_step_layout.seconds(reply.block, len(ids))
+        if len(good) == len(ids):
+            chosen: slice | Sequence[int] = slice(ids.start, ids.stop)
+        else:
+            chosen, seconds = good, seconds[[i - ids.start for i in good]]
+        self.timings.keep(chosen, seconds)
+        self._busy[a] = seconds.sum()
+        if sent.method == "step":  # of a FIRST, `_note` makes it 0
+            actors.episode_steps[chosen] += 1
+        self._flights.landed.update(good)
+        for failure in reply.failures:
+            self._land_failed(failure.index, sent.method)
+        sent.is_kept = True
+
+    def _land_failed(self, env_id: int, method: str) -> None:
+        """One under way has failed: what its slot shows by this call."""
+        flights = self._flights
+        if env_id not in self.restarts.pending:
+            flights.end([env_id])
+        elif method == "reset" or self._time_steps.is_over(env_id):
+            flights.awaited.add(env_id)
+        else:
+            self._truncate(env_id)
+            flights.landed.add(env_id)
+
+    def _settle(self, env_ids: Sequence[int]) -> None:
+        """Waits for what is under way, and drops it: these environments are to be reset.
+
+        After an interrupt, an actor that does not answer is ended.
+        """
+        flights, actors = self._flights, self._actors
+        if actors.interrupted is None and not flights.is_lockstep:
+            others = sorted(set(flights) - set(env_ids))
+            if others:
+                raise EnvBusy(
+                    f"reset() without {words_for(others)} of {self.num_envs}, still under way: "
+                    "recv() or drain() first, or reset() all"
+                )
+            with actors.kept_if_interrupted(flights.calls):
+                actors.wait(flights.calls)
+        else:
+            settled = actors.settle_interrupted(flights.calls)
+            flights.calls = [sent for sent in settled if sent.method in ("step", "reset")]
+        self._take_arrived()
+        flights.clear()
 
     # -- failing, and coming back ------------------------------------------------------------------
 
@@ -412,18 +610,18 @@ class Fleet:
             calls = [sent for one in missing for sent in one.calls]
             wake = min((one.due for one in missing if not one.calls), default=None)
             if calls:
-                self._actors.wait(calls, first=True, until=wake)
+                self._actors.wait(calls, at_least=1, until=wake)
             elif wake is not None:
                 time.sleep(max(0.0, wake - time.monotonic()))
 
     def _mend(self) -> None:
-        """Takes every restart as far as it goes without waiting."""
+        """Takes what has arrived, and every restart as far as it goes without waiting."""
         pending = self.restarts.pending
-        self._take_losses()
+        self._take_arrived()
         if not pending:
             return
         self._actors.wait([sent for one in pending.values() for sent in one.calls], until=0.0)
-        self._take_losses()
+        self._take_arrived()
         for i, restart in sorted(pending.items()):
             if restart.calls and not restart.is_ready:
                 self._check_restart(i, restart)
@@ -485,14 +683,6 @@ class Fleet:
         mismatch = SpecMismatch("\n".join(problems))
         return [errors.record(mismatch, index=env_id, phase="construct")]
 
-    def _recover(self) -> None:
-        """Settles what an interrupt left in flight; an actor that does not answer is ended."""
-        for sent in self._actors.settle_interrupted(self._moving):
-            if sent.method in ("step", "reset"):
-                self._keep(sent)
-        self._take_losses()
-        self._moving = []
-
     # -- everything else ---------------------------------------------------------------------------
 
     def operate(self, operation: str, arguments: Mapping[int, Sequence[Any]]) -> list[Any]:
@@ -514,6 +704,8 @@ class Fleet:
         It does wait for the restart of environments that it asks.
         """
         self.check_ready(operation, arguments)
+        if operation == "set_state":
+            self._check_free(operation, arguments)
         self._await_restarts(arguments)
         self._raise_given_up(arguments)
         calls: list[Sent] = []
@@ -550,26 +742,26 @@ class Fleet:
         self._seeds, self._rebuilds = seeds, [0] * self.num_envs
         return chosen
 
-    def timings(self) -> list[tuple[int, float]]:
-        """Per environment: how many resets and steps, and the seconds spent in them.
+    def usage(self) -> float:
+        """Seconds of CPU time that the actors' processes have used."""
+        calls: list[Sent] = []
+        with self._actors.kept_if_interrupted(calls):
+            for a, ids in enumerate(self.env_ids):
+                calls.append(self._actors.send(a, ids, "call", "usage"))
+            self._actors.wait(calls)
+            self._mend()
+        self._raise_given_up()
+        return float(sum(sent.outcome for sent in calls if not isinstance(sent.outcome, Lost)))
 
-        Since it was last built; an actor that restarts environments, or has to, is not asked.
-        """
-        self.check_open("stats")
-        out = {self._actors.host(i) for i in self.restarts.pending.keys() | self.restarts.failed}
-        timings = [(0, 0.0)] * self.num_envs
-        if self._actors.interrupted is None:
-            calls: list[Sent] = []
-            with self._actors.kept_if_interrupted(calls):
-                for a, ids in enumerate(self.env_ids):
-                    if a not in out:
-                        calls.append(self._actors.send(a, ids, "call", "timings"))
-                self._actors.wait(calls)
-                self._mend()
-            told = [sent for sent in calls if not isinstance(sent.outcome, Lost)]
-            for i, timing in self._results(told).items():
-                timings[i] = timing
-        return timings
+    def room(self) -> channels.Room:
+        """What there is for the actors to run on."""
+        return self._actors.room()
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of the blocks of one batched step, actions and time steps."""
+        layouts = (self.action_layout, self.time_step_layout)
+        return sum(layout.nbytes(len(ids)) for ids in self.env_ids for layout in layouts)
 
     @property
     def waited(self) -> float:
@@ -607,6 +799,30 @@ class Fleet:
                 )
                 errors.attach(problem, broken)
                 raise problem
+
+    def _check_not_interrupted(self, method: str) -> None:
+        is_cut = len(self._flights) and self._flights.is_lockstep
+        if is_cut or self._actors.interrupted is not None:
+            raise ResetNeeded(f"{method}() after an interrupt: call reset() first")
+
+    def _check_lockstep(self, method: str) -> None:
+        """Raises unless no environment is under way."""
+        self._check_not_interrupted(method)
+        if len(self._flights):
+            raise EnvBusy(
+                f"{method}() while {words_for(sorted(self._flights))} of {self.num_envs} are under "
+                "way: drain() takes them in, reset() drops them"
+            )
+
+    def _check_free(self, method: str, env_ids: Iterable[int]) -> None:
+        """Raises unless none of these environments is under way."""
+        self._check_not_interrupted(method)
+        busy = sorted(i for i in env_ids if i in self._flights)
+        if busy:
+            raise EnvBusy(
+                f"{method}() of {words_for(busy)} of {self.num_envs}, still under way: recv() or "
+                "drain() first"
+            )
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -648,6 +864,7 @@ class Fleet:
 
     def _end(self) -> None:
         self._state = "closed"
+        self._flights.clear()
         self._actors.end()
         self._time_steps.clear()
 

@@ -3,7 +3,8 @@
 A structure of specs has *leaves*, in `tree`'s order. Leaves of fixed size travel in a *block*: one
 run of bytes in which each leaf holds ``(rows, *shape)`` contiguously, so that one remote call
 carries one buffer and nothing is pickled. Leaves of dtype object (strings) travel beside the block,
-as a list with one entry a row. Both sides compile the same `Layout` from equal specs.
+as a list with one entry a row. Both sides compile the same `Layout` from equal specs. A *timed*
+block ends with the seconds that each row took.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ Buffer = bytes | bytearray | Array
 
 _ALIGNMENT = 16
 
+_SECONDS = np.dtype(np.float32)
+
 
 class Leaf(NamedTuple):
     """One array of a structure: where it stands and what it holds."""
@@ -38,14 +41,16 @@ class Layout:
       structure: nested dicts, tuples, lists, named tuples or attrs classes of specs.
       name: what the structure is called in an error ("actions"); empty where its own fields are
         the names (a time step: "observation['arm']").
+      timed: whether blocks carry seconds.
 
     Raises:
       TypeError: a leaf is not a spec; says where and what was found.
     """
 
-    def __init__(self, structure: Any, name: str) -> None:
+    def __init__(self, structure: Any, name: str, timed: bool = False) -> None:
         self.structure = structure
         self.name = name
+        self._timed = timed
         self.specs: dict[specs.Path, specs.Spec] = dict(tree.flatten_with_path(structure))
         self.leaves = [_leaf(path, spec, name) for path, spec in self.specs.items()]
         self._fixed = [i for i, leaf in enumerate(self.leaves) if not leaf.dtype.hasobject]
@@ -79,6 +84,7 @@ class Layout:
                 offsets.append(end)
                 size = rows * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
                 end += -(-size // _ALIGNMENT) * _ALIGNMENT
+            end += rows * _SECONDS.itemsize if self._timed else 0
             self._blocks[rows] = offsets, end
         return self._blocks[rows]
 
@@ -97,12 +103,18 @@ class Layout:
             views.append(np.ndarray((rows, *leaf.shape), leaf.dtype, block, offset))
         return views
 
+    def seconds(self, block: Buffer, rows: int) -> Array:
+        """The seconds in a timed block: float32 of shape ``(rows,)``, sharing its memory."""
+        size = rows * _SECONDS.itemsize
+        return np.ndarray((rows,), _SECONDS, block, self._offsets(rows)[1] - size)
+
     # -- the batch's side: columns are arrays of shape (batch_size, *shape), one per leaf ---------
 
-    def columns(self, values: Any, batch_size: int | None) -> list[Array]:
+    def columns(self, values: Any, batch_size: int | None, axis: str = "batch_size") -> list[Array]:
         """Checks a batch of actions and gives its leaves as arrays.
 
         Without a `batch_size` it is one environment's action, and comes out as a batch of one.
+        `axis` says in an error what the leading axis should have been.
 
         Raises:
           InvalidAction: wrong structure, leading axis, shape or dtype; says which leaf.
@@ -112,35 +124,56 @@ class Layout:
         except SpecMismatch as mismatch:
             raise InvalidAction(str(mismatch)) from None
         return [
-            _action(value, batch_size, leaf) for value, leaf in zip(flat, self.leaves, strict=True)
+            _action(value, batch_size, axis, leaf)
+            for value, leaf in zip(flat, self.leaves, strict=True)
         ]
 
-    def rows(self, columns: Sequence[Array], start: int, stop: int) -> tuple[bytes, list[Any]]:
-        """Rows of a batch as one block, and per row the leaves that travel beside it."""
+    def sample(self, random: np.random.Generator, batch_size: int) -> list[Array]:
+        """Columns of random values within the specs' bounds."""
+        return [specs.sample(spec, random, (batch_size,)) for spec in self.specs.values()]
+
+    def rows(
+        self, columns: Sequence[Array], taken: slice | Sequence[int], rows: int
+    ) -> tuple[bytes, list[Any]]:
+        """So many rows of a batch as one block, and per row the leaves that travel beside it."""
         if len(self._fixed) == 1:
-            data = columns[self._fixed[0]][start:stop].tobytes()
-            block = data.ljust(self.nbytes(stop - start), b"\0")
+            block = columns[self._fixed[0]][taken].tobytes().ljust(self.nbytes(rows), b"\0")
         else:
-            buffer = bytearray(self.nbytes(stop - start))
-            for view, i in zip(self.views(buffer, stop - start), self._fixed, strict=True):
-                view[...] = columns[i][start:stop]
+            buffer = bytearray(self.nbytes(rows))
+            for view, i in zip(self.views(buffer, rows), self._fixed, strict=True):
+                view[...] = columns[i][taken]
             block = bytes(buffer)
-        objects = [[columns[i][row] for i in self._beside] for row in range(start, stop)]
-        return block, objects if self._beside else []
+        if not self._beside:
+            return block, []
+        return block, [list(row) for row in zip(*(columns[i][taken] for i in self._beside))]  # noqa: B905
 
     def empty(self, batch_size: int) -> list[Array]:
         """Fresh columns for a batch."""
         return [np.empty((batch_size, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def fill(
-        self, columns: Sequence[Array], start: int, rows: int, block: Buffer, objects: list[Any]
+        self,
+        columns: Sequence[Array],
+        start: int,
+        rows: int,
+        block: Buffer,
+        objects: Sequence[Any],
+        taken: Sequence[int] | None = None,
     ) -> None:
-        """Copies a block into the columns, from row `start` on, and what came beside it."""
+        """Copies a block of so many rows into the columns, and what came beside it.
+
+        All rows of it, or those `taken`, go where the columns' row `start` is and behind.
+        """
         for view, i in zip(self.views(block, rows), self._fixed, strict=True):
-            columns[i][start : start + rows] = view
-        for row, beside in enumerate(objects):
-            for value, i in zip(beside, self._beside, strict=False):
-                columns[i][start + row, ...] = value
+            if taken is None:
+                columns[i][start : start + rows] = view
+            else:
+                np.take(view, taken, 0, columns[i][start : start + len(taken)], "clip")
+        if objects:
+            chosen = objects if taken is None else [objects[row] for row in taken]
+            for at, beside in enumerate(chosen, start):
+                for value, i in zip(beside, self._beside, strict=False):
+                    columns[i][at, ...] = value
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Leaves in the structure's own types."""
@@ -219,13 +252,13 @@ def _fits_at_once(item: Any, leaf: Leaf) -> bool:
     return False
 
 
-def _action(value: Any, batch_size: int | None, leaf: Leaf) -> Array:
+def _action(value: Any, batch_size: int | None, axis: str, leaf: Leaf) -> Array:
     shape = leaf.shape if batch_size is None else (batch_size, *leaf.shape)
     if batch_size is not None:
         length = _length(value)
         if length != batch_size:
-            axis = "no leading axis" if length is None else f"leading axis {length}"
-            raise InvalidAction(f"{leaf.path} has {axis}, expected batch_size {batch_size}")
+            found = "no leading axis" if length is None else f"leading axis {length}"
+            raise InvalidAction(f"{leaf.path} has {found}, expected {axis} {batch_size}")
     try:
         array = specs.fit(value, shape, leaf.dtype)
     except specs.Misfit as misfit:

@@ -6,13 +6,15 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envfleet import gin_state
+from envfleet import channels, gin_state, tuning
 from envfleet.actors import deadlines
 from envfleet.errors import EnvFailure
 from envfleet.fleet import Fleet
@@ -24,10 +26,18 @@ from envfleet.single import Closing, EnvHandle, Specs, check_callable, check_con
 class Stats(NamedTuple):
     """Where a batch's time went, and what went wrong; lists have an element per environment.
 
+    Quantiles are of the last 1000 resets and steps, seconds by the clock of the actor's process:
+    with more actors than cores they include waiting for a core. NaN where there was none.
+
     Attributes:
-      num_calls: resets and steps since it was last built; 0 of what waits to be rebuilt, and of its
-        neighbours in the same actor.
+      num_calls: resets and steps that gave a time step.
       env_seconds: seconds that it spent in them.
+      step_p50, step_p99: quantiles of the seconds of one.
+      slowest: the environment with the largest median; None before the first call.
+      batch_seconds: median seconds of a lockstep step.
+      call_overhead: median seconds of a lockstep step beyond those of the actor whose environments
+        took longest, for each actor: what a remote call costs.
+      bytes_per_step: bytes of actions and time steps that a batched step moves, strings apart.
       waited: seconds that the caller waited for actors, the start included.
       failures: how often it has failed: raised, died or been late.
       restarts: how often it was built anew, attempts that failed included.
@@ -37,6 +47,12 @@ class Stats(NamedTuple):
 
     num_calls: list[int]
     env_seconds: list[float]
+    step_p50: list[float]
+    step_p99: list[float]
+    slowest: int | None
+    batch_seconds: float
+    call_overhead: float
+    bytes_per_step: int
     waited: float
     failures: list[int]
     restarts: list[int]
@@ -62,7 +78,10 @@ class ParallelPyEnvironment(Specs, Closing):
       blocking: step and reset one environment after another instead of all at once.
       flatten: accepted for TF-Agents' sake. Leaves travel without their structure either way.
       num_envs: how many environments, where `env_constructors` is one callable.
-      envs_per_actor: how many environments share an actor, and so a remote call.
+      envs_per_actor: how many environments share an actor, and so a remote call; those of one
+        actor are stepped one after another. ``"auto"`` builds the first environment once more,
+        measures some of its steps and what a remote call costs, and chooses; the log (level INFO)
+        says what, and where ``backend="local"`` is faster than any number.
       actor_options: options of `ray.actor.ActorClass.options` (``num_cpus``, ``num_gpus``,
         ``resources``, ``scheduling_strategy``, ``runtime_env``, ...) for all actors, or a list with
         a mapping for each environment. Default: Ray's, spread over the nodes.
@@ -78,6 +97,9 @@ class ParallelPyEnvironment(Specs, Closing):
       max_restarts: with ``"restart"``, how often in a row an environment is restarted without a
         good step in between; then what it failed with is raised, with every attempt in its notes.
         From the second one on there is a pause first, of 0.2 s and then twice as long each time.
+      max_staleness: first-ready stepping only: no environment's time step comes later than with so
+        many calls of `recv` after it was sent; the last of them waits for it. 1 waits for all of
+        them; None for none.
       start_timeout: seconds until every environment must have been built, or be rebuilt.
       reset_timeout, step_timeout, call_timeout: seconds that a reset, a step, any other call may
         take; None for as long as it takes, with a warning that names who is late.
@@ -103,13 +125,14 @@ class ParallelPyEnvironment(Specs, Closing):
         flatten: bool = False,
         *,
         num_envs: int | None = None,
-        envs_per_actor: int = 1,
+        envs_per_actor: int | Literal["auto"] = 1,
         actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
         seed: int | Sequence[int] | None = None,
         on_failure: str = "raise",
         max_restarts: int = 5,
+        max_staleness: int | None = None,
         start_timeout: float | None = 120.0,
         reset_timeout: float | None = None,
         step_timeout: float | None = None,
@@ -117,16 +140,22 @@ class ParallelPyEnvironment(Specs, Closing):
         close_timeout: float | None = 5.0,
     ) -> None:
         del flatten
+        if max_staleness is not None:
+            max_staleness = _positive("max_staleness", max_staleness)
+        self._max_staleness = max_staleness
         constructors = _checked_constructors(env_constructors, num_envs)
         self._start_serially = start_serially
         self._blocking = blocking
         self._backend = backend
-        self._fleet = Fleet(
-            constructors,
+        if envs_per_actor == "auto" and backend == "local":
+            envs_per_actor = len(constructors)  # there are no calls to be saved
+        if envs_per_actor != "auto":
+            envs_per_actor = _positive("envs_per_actor", envs_per_actor)
+        make_fleet = functools.partial(
+            Fleet,
             backend=backend,
             ray_init=ray_init,
             actor_options=_checked_options(actor_options, len(constructors)),
-            envs_per_actor=_positive("envs_per_actor", envs_per_actor),
             seeds=None if seed is None else Seeds(seed, len(constructors)),
             max_restarts=budget(on_failure, max_restarts),
             deadlines=deadlines(
@@ -137,7 +166,15 @@ class ParallelPyEnvironment(Specs, Closing):
                 close=close_timeout,
             ),
         )
-        self.start()
+        with contextlib.ExitStack() as kept:
+            if envs_per_actor == "auto":
+                # The Ray that is started for the measurement is the one of the batch, too.
+                connection = channels.connector(backend, ray_init)()
+                kept.callback(connection.close)
+                probe = functools.partial(make_fleet, constructors[:1], envs_per_actor=1)
+                envs_per_actor = tuning.choose(len(constructors), probe)
+            self._fleet = make_fleet(constructors, envs_per_actor=envs_per_actor)
+            self.start()
 
     def __repr__(self) -> str:
         return (
@@ -157,6 +194,11 @@ class ParallelPyEnvironment(Specs, Closing):
     def batch_size(self) -> int:
         """Number of environments."""
         return self._fleet.num_envs
+
+    @property
+    def envs_per_actor(self) -> int:
+        """How many environments share an actor; the last one may have fewer."""
+        return len(self._fleet.env_ids[0])
 
     @property
     def envs(self) -> tuple[EnvHandle, ...]:
@@ -184,8 +226,10 @@ class ParallelPyEnvironment(Specs, Closing):
         fleet = self._fleet
         fleet.check_ready("step")
         columns = fleet.action_layout.columns(actions, fleet.num_envs)
-        time_steps = fleet.step(columns, one_by_one=self._blocking)
-        return fleet.time_step_layout.unflatten(time_steps())
+        time_steps = fleet.step(columns, one_by_one=self._blocking)()
+        if fleet.timings.num_batches == tuning.ENOUGH_BATCHES and self._backend == "ray":
+            tuning.advise(fleet)
+        return fleet.time_step_layout.unflatten(time_steps)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> Any:
         """Resets environments, and brings back those that have failed.
@@ -206,8 +250,88 @@ class ParallelPyEnvironment(Specs, Closing):
         time_steps = fleet.reset(self._checked_ids(env_ids), one_by_one=self._blocking)
         return fleet.time_step_layout.unflatten(time_steps())
 
+    # -- first-ready stepping ----------------------------------------------------------------------
+
+    def async_reset(self, env_ids: Iterable[int] | None = None) -> None:
+        """Resets environments, and rebuilds those that have failed, without waiting.
+
+        Args:
+          env_ids: which. Default: all. `recv` gives their time steps.
+
+        Raises:
+          EnvBusy: one of them is under way; none was reset.
+        """
+        self._fleet.check_open("async_reset")
+        self._fleet.send_resets(self._checked_ids(env_ids))
+
+    def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Steps some environments without waiting; resets one whose episode has ended.
+
+        Those of one actor that are sent together share a remote call, and land together.
+
+        Args:
+          actions: a structure like `action_spec()`; leaves have shape ``(len(env_ids), *shape)``.
+          env_ids: whose actions these are, in their order. Default: all.
+
+        Raises:
+          InvalidAction: `actions` do not fit.
+          EnvBusy: an environment is under way; says which.
+          ResetNeeded: an environment failed before, and there was no reset since.
+          In every case none was sent.
+        """
+        fleet = self._fleet
+        chosen = self._checked_ids(env_ids)
+        fleet.check_ready("send", chosen)
+        columns = fleet.action_layout.columns(actions, len(chosen), "len(env_ids)")
+        fleet.send_steps(chosen, columns)
+
+    def recv(
+        self, min_envs: int = 1, timeout: float | None = None
+    ) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Waits until environments that are under way have landed, and takes all that have.
+
+        Args:
+          min_envs: how many there have to be.
+          timeout: seconds after which it takes those that have landed, be it none. Nothing is
+            lost: the others can be received later.
+
+        Returns:
+          A time step, whose leaves are fresh arrays of shape ``(n, *shape)``, and the n
+          environments whose it is: int64 of shape ``(n,)``, ascending.
+
+        Raises:
+          ValueError: fewer than `min_envs` are under way.
+          Exception: what the failing environment of the lowest index raised, or `ActorDied`, or
+            `EnvTimeout`. It is no longer under way, and `async_reset` of it brings it back. What
+            the others gave comes with the next call.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout!r}, expected seconds from 0 on, or None")
+        return self._received(_positive("min_envs", min_envs), timeout)
+
+    def drain(self) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Waits for all environments that are under way: `step` can be called again.
+
+        Returns:
+          Like `recv`: time steps and environments, none of them if none was under way.
+
+        Raises:
+          Exception: as `recv`, after every one has landed; the next call gives what the others did.
+        """
+        return self._received(None, None)
+
+    def _received(
+        self, at_least: int | None, timeout: float | None
+    ) -> tuple[Any, np.ndarray[Any, Any]]:
+        fleet = self._fleet
+        fleet.check_open("drain" if at_least is None else "recv")
+        env_ids, columns = fleet.receive(at_least, timeout, self._max_staleness)
+        return fleet.time_step_layout.unflatten(columns), np.asarray(env_ids, np.int64)
+
+    # -- the batch as it is ------------------------------------------------------------------------
+
     def current_time_step(self) -> Any:
-        """The time step that every environment is at, as fresh arrays.
+        """The time step that every environment is at, as fresh arrays; of one under way the last.
 
         Raises:
           ResetNeeded: there is none: before the first `reset` or `step`, or after a failure.
@@ -217,10 +341,18 @@ class ParallelPyEnvironment(Specs, Closing):
 
     def stats(self) -> Stats:
         """Where the time went so far, in seconds, and what went wrong."""
-        timings, restarts = self._fleet.timings(), self._fleet.restarts
+        self._fleet.check_open("stats")
+        timings, restarts = self._fleet.timings, self._fleet.restarts
+        medians = timings.quantile(0.5)
         return Stats(
-            num_calls=[calls for calls, _ in timings],
-            env_seconds=[seconds for _, seconds in timings],
+            num_calls=timings.num_calls.tolist(),
+            env_seconds=timings.env_seconds.tolist(),
+            step_p50=medians,
+            step_p99=timings.quantile(0.99),
+            slowest=timings.slowest(medians),
+            batch_seconds=timings.batch_seconds,
+            call_overhead=timings.overhead / self._fleet.num_actors,
+            bytes_per_step=self._fleet.bytes_per_step,
             waited=self._fleet.waited,
             failures=[*restarts.num_failures],
             restarts=[*restarts.num_restarts],

@@ -80,6 +80,23 @@ def _describe(spec: Spec) -> str:
     return f"shape {spec.shape} dtype {spec.dtype}"
 
 
+def sample(
+    spec: Spec, random: np.random.Generator, axes: tuple[int, ...] = ()
+) -> np.ndarray[Any, Any]:
+    """A random value by a spec, uniform within its bounds; from -1 to 1 where it has none.
+
+    `axes` go before its shape. Strings are empty.
+    """
+    dtype, shape = np.dtype(spec.dtype), (*axes, *spec.shape)
+    if dtype.kind not in "iufb":
+        return np.full(shape, "" if dtype.hasobject else np.zeros((), dtype), dtype)
+    low, high = getattr(spec, "minimum", -1), getattr(spec, "maximum", 1)
+    low, high = np.clip(low, -1e6, 1e6), np.clip(high, -1e6, 1e6)
+    if dtype.kind in "iub":
+        return random.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
+    return random.uniform(low, high, shape).astype(dtype)
+
+
 def fit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """The value as an array of exactly this shape and dtype.
 

@@ -286,18 +286,7 @@ def _actions(environment: Environment) -> Callable[[], Any]:
     """A random policy by the action spec, the same at every run."""
     _, layout = _layouts(environment)
     random = np.random.default_rng(0)
-    return lambda: layout.unflatten([_sample(s, random) for s in layout.specs.values()])
-
-
-def _sample(spec: Any, random: np.random.Generator) -> Any:
-    dtype = np.dtype(spec.dtype)
-    if dtype.hasobject:
-        return ""
-    low, high = getattr(spec, "minimum", -1), getattr(spec, "maximum", 1)
-    low, high = np.clip(low, -1e6, 1e6), np.clip(high, -1e6, 1e6)
-    if dtype.kind in "iub":
-        return random.integers(low, high, spec.shape, np.int64, endpoint=True).astype(dtype)[()]
-    return random.uniform(low, high, spec.shape).astype(dtype)[()]
+    return lambda: layout.unflatten([column[0] for column in layout.sample(random, 1)])
 
 
 def _episodes(environment: Environment) -> Any:

@@ -7,6 +7,7 @@ or its end by truncation, until a rebuilt environment gives it a first time step
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ class TimeSteps:
     """
 
     def __init__(self, env_ids: Sequence[range], in_process: bool) -> None:
-        self.layout = Layout({}, "")
+        self.layout = Layout({}, "", timed=True)
         self._env_ids = env_ids
         self._in_process = in_process
         self._last: dict[int, tuple[int, Reply]] = {}
@@ -95,30 +96,55 @@ class TimeSteps:
         """Whether the next step of the slot has to be a reset."""
         return self.step_type(env_id) in (None, LAST)
 
-    def columns(self) -> list[np.ndarray[Any, Any]]:
-        """Every environment's current time step: fresh arrays, one for each leaf.
+    def columns(self, env_ids: Sequence[int] | None = None) -> list[np.ndarray[Any, Any]]:
+        """The current time steps of environments: fresh arrays, one for each leaf.
+
+        Args:
+          env_ids: which, in ascending order; by default all.
 
         Raises:
-          ResetNeeded: some environment has no time step.
+          ResetNeeded: one of them has no time step.
         """
         if self._missing:
-            env_id = min(self._missing)
-            raise ResetNeeded(f"env {env_id} has no time step yet: call reset() first")
-        columns = self.layout.empty(self._env_ids[-1][-1] + 1)
-        for a, ids in enumerate(self._env_ids):
-            self._fill(columns, ids[0], len(ids), self._last[a][1])
+            missing = self._missing if env_ids is None else self._missing.intersection(env_ids)
+            if missing:
+                raise ResetNeeded(f"env {min(missing)} has no time step yet: call reset() first")
+        if env_ids is None:
+            columns = self.layout.empty(self._env_ids[-1][-1] + 1)
+            for a, ids in enumerate(self._env_ids):
+                self._fill(columns, ids[0], len(ids), self._last[a][1])
+        else:
+            columns = self.layout.empty(len(env_ids))
+            start = 0
+            for a, rows in itertools.groupby(env_ids, self._host):
+                taken = [i - self._env_ids[a][0] for i in rows]
+                whole = len(taken) == len(self._env_ids[a])
+                reply, size = self._last[a][1], len(self._env_ids[a])
+                self._fill(columns, start, size, reply, None if whole else taken)
+                start += len(taken)
         for env_id, held in self._held.items():
-            self._fill(columns, env_id, 1, held)
+            if env_ids is None:
+                self._fill(columns, env_id, 1, held)
+            elif env_id in env_ids:
+                self._fill(columns, env_ids.index(env_id), 1, held)
         return columns
 
+    def _host(self, env_id: int) -> int:
+        return env_id // len(self._env_ids[0])
+
     def _fill(
-        self, columns: Sequence[np.ndarray[Any, Any]], start: int, rows: int, reply: Reply
+        self,
+        columns: Sequence[np.ndarray[Any, Any]],
+        start: int,
+        rows: int,
+        reply: Reply,
+        taken: Sequence[int] | None = None,
     ) -> None:
-        beside = reply.objects
+        beside: list[Any] = reply.objects
         if self.layout.has_objects and not self._in_process:
             # Empty where a new actor has not reset an environment yet: that slot is held.
             beside = [pickle.loads(objects) if objects else () for objects in beside]
-        self.layout.fill(columns, start, rows, reply.block, beside)
+        self.layout.fill(columns, start, rows, reply.block, beside, taken)
 
     def _find(self, env_id: int) -> tuple[Reply, int, int] | None:
         """The reply that holds a slot's time step, its row there, and how many rows there are."""
@@ -126,8 +152,9 @@ class TimeSteps:
             return self._held[env_id], 0, 1
         if env_id in self._missing:
             return None
-        a, row = divmod(env_id, len(self._env_ids[0]))
-        return self._last[a][1], row, len(self._env_ids[a])
+        a = self._host(env_id)
+        ids = self._env_ids[a]
+        return self._last[a][1], env_id - ids[0], len(ids)
 
 
 _TRUNCATED = {"step_type": LAST, "reward": 0, "discount": 1}

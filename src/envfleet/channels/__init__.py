@@ -7,7 +7,7 @@ the actors live is known here and nowhere above: `local` (the caller's process) 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from envfleet.errors import EnvFleetError
 
@@ -25,6 +25,17 @@ class Died(EnvFleetError):
 
 class Gone(Died):
     """All that the actors lived on is gone: a new actor could not be opened either."""
+
+
+class Room(NamedTuple):
+    """What there is for actors of some kind to run on."""
+
+    cpus: float
+    """Cores."""
+    actors: float
+    """How many of them fit at once, by the resources that they hold."""
+    is_callers: bool
+    """Whether all of it is the caller's own machine."""
 
 
 class Channel(Protocol):
@@ -78,6 +89,10 @@ class Backend(Protocol):
 
     def kill_orphans(self, channels: Sequence[Any]) -> None:
         """Ends processes that actors which were killed, or have died, leave behind."""
+        ...
+
+    def room(self, options: Mapping[str, Any]) -> Room:
+        """What there is for actors with these options."""
         ...
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:

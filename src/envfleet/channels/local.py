@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envfleet.actor import EnvActor
-from envfleet.channels import Died, Late
+from envfleet.channels import Died, Late, Room
 
 
 class LocalChannel:
@@ -55,6 +55,10 @@ class LocalBackend:
 
     def kill_orphans(self, channels: Sequence[Any]) -> None:
         pass
+
+    def room(self, options: Mapping[str, Any]) -> Room:
+        del options
+        return Room(cpus=1, actors=1, is_callers=True)
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         del options

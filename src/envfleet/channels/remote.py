@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envfleet.actor import EnvActor
-from envfleet.channels import Died, Gone
+from envfleet.channels import Died, Gone, Room
 from envfleet.channels.processes import Watch, end_orphans, last_lines, prepare
 
 _REFUSED = {
@@ -84,8 +84,8 @@ class RayEnvActor:
     def operate(self, *args: Any) -> Any:
         return self._actor.operate(*args)
 
-    def timings(self) -> Any:
-        return self._actor.timings()
+    def usage(self) -> float:
+        return self._actor.usage()
 
     def __ray_shutdown__(self) -> None:
         """Ray's hook for an actor that nobody holds any more (not for a kill)."""
@@ -204,9 +204,10 @@ class RayBackend:
                 # on which and without waiting for the others: so wait, and ask one by one.
                 pass
         left = None if timeout is None else max(0.0, started + timeout - time.monotonic())
-        ray.wait(list(calls), num_returns=at_least or len(calls), timeout=left)
-        done = set(ray.wait(list(calls), num_returns=len(calls), timeout=0)[0])
-        return [_outcome(call) if call in done else None for call in calls]
+        number = len(calls) if at_least is None else min(at_least, len(calls))
+        ray.wait(list(calls), num_returns=number, timeout=left)
+        done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
+        return _outcomes(calls, done)
 
     def kill_orphans(self, channels: Sequence[RayChannel]) -> None:
         if not self.is_there():
@@ -223,6 +224,22 @@ class RayBackend:
                 with contextlib.suppress(RayError):
                     _there(node_id, end_orphans, actor_ids)  # nobody waits for it
 
+    def room(self, options: Mapping[str, Any]) -> Room:
+        total = ray.cluster_resources()
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        cpus = total.get("CPU", 0)
+        is_callers = nodes == [ray.get_runtime_context().get_node_id()]
+        if is_callers:  # what Ray was told it has may be more than there is
+            cpus = min(cpus, len(os.sched_getaffinity(0)))
+        held = {
+            "CPU": options.get("num_cpus"),
+            "GPU": options.get("num_gpus"),
+            "memory": options.get("memory"),
+            **(options.get("resources") or {}),
+        }
+        fit = [total.get(name, 0) // amount for name, amount in held.items() if amount]
+        return Room(max(1, cpus), min(fit, default=float("inf")), is_callers)
+
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         asked = collections.Counter(_asked(chosen) for chosen in options)
         words = ", ".join(f"{count} x {what}" for what, count in asked.items())
@@ -238,6 +255,15 @@ class RayBackend:
 
     def close(self) -> None:
         self._lease.give_back()
+
+
+def _outcomes(calls: Sequence[Any], done: Sequence[Any]) -> list[Any]:
+    """For each call what came of it, None where it is not among those done."""
+    try:
+        replies = dict(zip(done, ray.get(list(done)), strict=True))
+    except RayError:
+        replies = {call: _outcome(call) for call in done}
+    return [replies.get(call) for call in calls]
 
 
 def _outcome(ref: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Timings: how long environments take, and what it costs to reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_KEPT = 1000
+"""Of how many resets and steps quantiles are formed: the last ones."""
+
+
+class Timings:
+    """Seconds of the environments of a batch, and of its lockstep calls.
+
+    Attributes:
+      num_calls, env_seconds: per environment, resets and steps since the start that gave a time
+        step, and the seconds spent in them.
+      num_batches: lockstep calls so far.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_calls = np.zeros(num_envs, np.int64)
+        self.env_seconds = np.zeros(num_envs, np.float64)
+        self.num_batches = 0
+        self._recent = np.full((_KEPT, num_envs), np.nan, np.float32)
+        self._batches = np.full((_KEPT, 2), np.nan)
+
+    def keep(self, env_ids: slice | Sequence[int], seconds: np.ndarray[Any, Any]) -> None:
+        """One reset or step of each of some environments."""
+        self._recent[self.num_calls[env_ids] % _KEPT, _indices(env_ids)] = seconds
+        self.num_calls[env_ids] += 1
+        self.env_seconds[env_ids] += seconds
+
+    def keep_batch(self, seconds: float, busy: float) -> None:
+        """A lockstep call, and how long the actor was busy whose environments took longest."""
+        self._batches[self.num_batches % _KEPT] = seconds, busy
+        self.num_batches += 1
+
+    def quantile(self, q: float) -> list[float]:
+        """Per environment, of the last 1000 resets and steps; NaN where there was none."""
+        rows = min(_KEPT, int(self.num_calls.max(initial=0)))
+        return [_quantile(column[~np.isnan(column)], q) for column in self._recent[:rows].T]
+
+    def slowest(self, medians: Sequence[float]) -> int | None:
+        """The environment with the largest of these medians."""
+        known = np.asarray(medians)
+        return None if np.isnan(known).all() else int(np.nanargmax(known))
+
+    @property
+    def batch_seconds(self) -> float:
+        """Median of the last 1000 lockstep steps; NaN where there was none."""
+        return _quantile(self._known[:, 0], 0.5)
+
+    @property
+    def overhead(self) -> float:
+        """Median seconds of them beyond those of the busiest actor's environments."""
+        return _quantile(self._known[:, 0] - self._known[:, 1], 0.5)
+
+    @property
+    def _known(self) -> np.ndarray[Any, Any]:
+        return self._batches[: min(_KEPT, self.num_batches)]
+
+
+def _indices(env_ids: slice | Sequence[int]) -> Any:
+    return range(env_ids.start, env_ids.stop) if isinstance(env_ids, slice) else env_ids
+
+
+def _quantile(values: np.ndarray[Any, Any], q: float) -> float:
+    return float(np.quantile(values, q)) if values.size else float("nan")

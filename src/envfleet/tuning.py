@@ -1,0 +1,173 @@
+"""How many environments should share an actor: measured, and by a model of what a step costs.
+
+A remote call costs the caller and the actor CPU time, whatever the environment does. So cheap
+environments gain by sharing a call, until they keep fewer cores busy than there are; and
+environments that wait (for a simulator, a network) gain by an actor each.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from envfleet.channels import Room
+from envfleet.fleet import Fleet
+
+_log = logging.getLogger("envfleet")
+
+_CALLS = 50
+"""So many remote calls are timed."""
+
+_SECONDS, _STEPS = 0.3, 20
+"""An environment is stepped until it has had both ..."""
+
+_LONGEST = 3.0
+"""... or so many seconds, if its steps are long."""
+
+_NEARLY = 0.97
+"""Of two settings whose difference is less than this, the one with fewer actors is taken."""
+
+ENOUGH_BATCHES = 100
+"""After so many batched steps it is known where their time goes."""
+
+_WORTHWHILE = 1.5
+"""Advice is given where it makes a batched step this many times faster."""
+
+
+class Cost(NamedTuple):
+    """What was measured, in seconds."""
+
+    step: float
+    """Of one environment's step, by the clock."""
+    step_cpu: float
+    """CPU time of it."""
+    call: float
+    """From a call to its reply, without the step."""
+    caller_cpu: float
+    """CPU time that a call takes in the caller."""
+    actor_cpu: float
+    """CPU time that a call takes in the actor."""
+
+
+def batch_seconds(num_envs: int, per_actor: int, cost: Cost, cpus: float) -> float:
+    """What a batched step takes at the least: by what is used up first.
+
+    That is the time of one actor's environments and its call, all CPU time over the cores, or the
+    time that the caller, one thread, takes for all calls.
+    """
+    num_actors = -(-num_envs // per_actor)
+    cpu = num_actors * (cost.caller_cpu + cost.actor_cpu) + num_envs * cost.step_cpu
+    return max(cost.call + per_actor * cost.step, cpu / cpus, num_actors * cost.caller_cpu)
+
+
+def best(num_envs: int, cost: Cost, room: Room) -> int:
+    """The number of environments per actor with which a batched step is predicted to be fastest."""
+    chosen, least = num_envs, float("inf")
+    for num_actors in range(1, int(min(num_envs, max(1, room.actors))) + 1):
+        per_actor = -(-num_envs // num_actors)
+        seconds = batch_seconds(num_envs, per_actor, cost, room.cpus)
+        if seconds < least * _NEARLY:
+            chosen, least = per_actor, seconds
+    return chosen
+
+
+def measure(fleet: Fleet) -> Cost:
+    """Steps the one environment of a fleet, with random actions."""
+    random = np.random.default_rng(0)
+
+    def step() -> None:
+        fleet.step(fleet.action_layout.sample(random, 1))()
+
+    for _ in range(3):  # its reset, and what is done once
+        step()
+    began = time.perf_counter()
+    usage = [fleet.usage() for _ in range(_CALLS)]
+    call = (time.perf_counter() - began) / _CALLS
+    actor_cpu = (usage[-1] - usage[0]) / (_CALLS - 1)
+
+    timings = fleet.timings
+    calls, seconds = timings.num_calls[0], timings.env_seconds[0]
+    usage_before, caller_before = fleet.usage(), time.process_time()
+    began = time.perf_counter()
+    number = 0
+    while True:
+        step()
+        number += 1
+        passed = time.perf_counter() - began
+        if (passed > _SECONDS and number >= _STEPS) or passed > _LONGEST:
+            break
+    caller_cpu = (time.process_time() - caller_before) / number
+    cpu = (fleet.usage() - usage_before) / number - actor_cpu
+    took = float(timings.env_seconds[0] - seconds) / max(1, int(timings.num_calls[0] - calls))
+    # Where the process has more to do than its calls, that is no part of a step.
+    return Cost(took, float(np.clip(cpu, 0.0, took)), call, caller_cpu, actor_cpu)
+
+
+def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
+    """Measures in a fleet of one environment, which is closed again, and chooses.
+
+    Says in the log what it has measured and chosen.
+    """
+    fleet = probe()
+    fleet.start()
+    try:
+        cost, room = measure(fleet), fleet.room()
+    finally:
+        fleet.close()
+    per_actor = best(num_envs, cost, room)
+    num_actors = -(-num_envs // per_actor)
+    predicted = batch_seconds(num_envs, per_actor, cost, room.cpus)
+    _log.info(
+        'envs_per_actor="auto": a step takes %.3f ms (%.3f of CPU), a remote call %.3f ms (CPU: '
+        "%.3f here, %.3f in the actor), %g CPUs: %d environments go into %d actors of up to %d, "
+        "about %.2f ms a batched step%s",
+        *(1e3 * seconds for seconds in cost),
+        room.cpus,
+        num_envs,
+        num_actors,
+        per_actor,
+        1e3 * predicted,
+        _local_words(num_envs, cost.step, predicted, room),
+    )
+    return per_actor
+
+
+def advise(fleet: Fleet) -> None:
+    """Says in the log if a batch's time goes into remote calls, and what to set."""
+    timings, num_envs = fleet.timings, fleet.num_envs
+    batch, overhead = timings.batch_seconds, timings.overhead
+    if not overhead > 0.5 * batch:
+        return
+    step = float(np.nanmean(timings.quantile(0.5)))
+    call = overhead / fleet.num_actors
+    room = fleet.room()
+    cost = Cost(step, step, call, call / 2, call / 2)
+    per_actor = best(num_envs, cost, room)
+    predicted = batch_seconds(num_envs, per_actor, cost, room.cpus)
+    words = _local_words(num_envs, step, min(batch, predicted), room)
+    if batch > _WORTHWHILE * predicted:
+        words = f"; envs_per_actor={per_actor} would make it about {1e3 * predicted:.2f} ms{words}"
+    if words:
+        _log.info(
+            "a batched step of %d environments in %d actors takes %.2f ms, of which the remote "
+            "calls are %.2f ms (%.2f each) and an environment's own step is %.3f ms%s",
+            num_envs,
+            fleet.num_actors,
+            1e3 * batch,
+            1e3 * overhead,
+            1e3 * call,
+            1e3 * step,
+            words,
+        )
+
+
+def _local_words(num_envs: int, step: float, predicted: float, room: Room) -> str:
+    """Where one process is fastest of all."""
+    alone = num_envs * step
+    if not room.is_callers or alone >= predicted:
+        return ""
+    return f'; all in this process, backend="local", about {1e3 * alone:.2f} ms: that is fastest'
