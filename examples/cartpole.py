@@ -4,6 +4,7 @@ python examples/cartpole.py --steps 1000 --num_envs 8 --backend ray
 """
 
 import argparse
+import logging
 import time
 
 import gymnasium
@@ -43,18 +44,27 @@ class Episodes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000, help="batched steps (1000)")
-    parser.add_argument("--num_envs", type=int, default=8, help="environments, each an actor (8)")
+    parser.add_argument("--num_envs", type=int, default=8, help="environments (8)")
+    parser.add_argument(
+        "--envs_per_actor",
+        type=lambda text: text if text == "auto" else int(text),
+        default=1,
+        help="how many share an actor (1), or auto",
+    )
     parser.add_argument("--backend", choices=["ray", "local"], default="ray")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if min(options.steps, options.num_envs) < 1:
         parser.error("--steps and --num_envs are at least 1")
     console = Console()
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("envfleet").setLevel(logging.INFO)  # what "auto" measures, and advice
     console.print(f"starting {options.num_envs} environments, backend {options.backend} ...")
     began = time.perf_counter()
     env = envfleet.ParallelPyEnvironment(
         make_env,
         num_envs=options.num_envs,
+        envs_per_actor=options.envs_per_actor,
         backend=options.backend,
         seed=options.seed,
         ray_init={"include_dashboard": False, "logging_level": "ERROR"},
@@ -81,10 +91,8 @@ def main() -> None:
                 batcher_seconds += t2 - t1
                 episodes.add(time_step.step_type, time_step.reward)
                 env_steps += int(np.count_nonzero(time_step.step_type))
-        t0 = time.perf_counter()
-        after = env.stats()  # asks the actors once more: in `waited`, so on the clock as well
-        batcher_seconds += time.perf_counter() - t0
         total = time.perf_counter() - began
+        after = env.stats()
 
     results = Table("random policy on CartPole-v1", "", show_edge=False)
     results.add_row("episodes", f"{len(episodes.returns)}")
@@ -112,7 +120,10 @@ def main() -> None:
     console.print("", results, "", where, "")
     console.print(f"Inside the environments, all added up: {in_envs:.2f} s on their own clocks.")
     if options.backend == "ray":
-        console.print("The same in one process, without Ray: --backend local")
+        console.print(f"A remote call costs about {1e3 * after.call_overhead:.2f} ms.")
+        console.print(
+            "The same in fewer calls: --envs_per_actor auto; without Ray: --backend local"
+        )
 
 
 if __name__ == "__main__":

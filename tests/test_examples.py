@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,11 +33,26 @@ def test_remote_exception_shows_the_line_of_the_environment():
     assert "raised by env 2 in step" in done.stderr
 
 
-def test_first_snippet_of_the_readme_runs(tmp_path):
-    (snippet, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_demo_says_what_auto_has_chosen():
+    done = run(
+        "examples/cartpole.py", "--steps", "5", "--num_envs", "6", "--envs_per_actor", "auto"
+    )
+    assert "6 environments go into" in done.stderr
+
+
+SNIPPETS = [
+    pytest.param(snippet, id=f"{path.name}-{number}")
+    for path in (ROOT / "README.md", ROOT / "docs" / "semantics.md")
+    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_snippet_of_the_documentation_runs(snippet, tmp_path):
     script = tmp_path / "snippet.py"
     script.write_text(snippet)
-    assert run(str(script), cwd=tmp_path).stdout.strip()
+    printed = run(str(script), cwd=tmp_path).stdout.strip()
+    assert printed or "print(" not in snippet
 
 
 def test_benchmark_prints_ratios():

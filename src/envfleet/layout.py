@@ -25,6 +25,9 @@ _ALIGNMENT = 16
 
 _SECONDS = np.dtype(np.float32)
 
+_ARRAYS = (np.ndarray, np.generic)
+_FLOAT = np.dtype(np.float64)
+
 
 class Leaf(NamedTuple):
     """One array of a structure: where it stands and what it holds."""
@@ -242,11 +245,11 @@ def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:
 
 def _fits_at_once(item: Any, leaf: Leaf) -> bool:
     """The common cases, without a closer look: arrays of that very kind, Python's own numbers."""
-    if isinstance(item, np.ndarray | np.generic):
-        return item.dtype == leaf.dtype and item.shape == leaf.shape
+    if isinstance(item, _ARRAYS):
+        return bool(item.dtype == leaf.dtype and item.shape == leaf.shape)
     if leaf.shape == ():
         if type(item) is float:
-            return leaf.dtype == np.float64
+            return bool(leaf.dtype == _FLOAT)
         if isinstance(item, int):  # every integer type holds a small one: a step type, an index
             return leaf.dtype.kind in "iu" and 0 <= item <= 127
     return False
