@@ -482,6 +482,20 @@ def test_dead_actor_is_raised_by_recv(on_ray):
         assert batch.reset().step_type.tolist() == [FIRST, FIRST]
 
 
+def test_failure_that_a_call_has_told_leaves_the_others_to_be_received(on_ray):
+    with ParallelPyEnvironment([functools.partial(Pid, i) for i in range(2)]) as batch:
+        batch.reset()
+        pid = batch.call("pid", env_ids=[1])[0]
+        batch.send([0], [0])
+        os.kill(pid, signal.SIGKILL)
+        batch.send([0], [1])
+        with pytest.raises(ActorDied):
+            batch.call("add", 1, env_ids=[1])
+        with pytest.raises(ValueError, match=r"recv\(min_envs=2\), but 1 of 2"):
+            batch.recv(min_envs=2)
+        assert batch.recv(min_envs=1)[1].tolist() == [0]
+
+
 def test_step_that_was_received_is_not_cut_by_what_comes_after(on_ray):
     """A time step that has landed is handed over, though its actor has died since."""
     with ParallelPyEnvironment(

@@ -387,7 +387,9 @@ def test_automatic_reset_has_the_time_of_a_reset(on_ray):
 def test_step_whose_result_nobody_took_is_an_interrupt(make_batch):
     with make_batch([ProbeEnv] * 2) as batch:
         batch.reset()
-        batch._fleet.step(batch._fleet.action_layout.columns([0, 0], 2))  # here comes Ctrl-C
+        batch._fleet.stepper.step(
+            batch._fleet.action_layout.columns([0, 0], 2)
+        )  # here comes Ctrl-C
         with pytest.raises(ResetNeeded, match="interrupt"):
             batch.step([0, 0])
         assert batch.reset().observation["step"].tolist() == [0, 0]

@@ -233,7 +233,10 @@ class EnvActor:
     def operate(
         self, operation: str, rows: Sequence[int], payloads: Sequence[Any]
     ) -> list[Result | EnvFailure]:
-        """Runs one of `OPERATIONS` on some environments, with a tuple of arguments for each."""
+        """Runs one of `OPERATIONS` on some environments, with a tuple of arguments for each.
+
+        They are pickled where they come from another process; None stands for none.
+        """
         phase = "close" if operation == "close" else "call"
         return [
             self._outcome(row, phase, self._operate, row, operation, payload)
@@ -249,8 +252,11 @@ class EnvActor:
         environment = slot.environment
         if operation == "close":
             slot.environment = None  # once, however it ends
-        arguments = payload if self._in_process else pickle.loads(payload)
-        value = OPERATIONS[operation](environment, *arguments)
+        if payload is None:
+            payload = ()
+        elif not self._in_process:
+            payload = pickle.loads(payload)
+        value = OPERATIONS[operation](environment, *payload)
         if operation == "set_state":
             slot.over = False  # the episode that the state belongs to goes on
         return value

@@ -198,6 +198,11 @@ class Actors:
             self._lose(a, self._died(a, died, phase), phase, died)
         return sent
 
+    def send_operation(self, a: int, operation: str, packed: Mapping[int, Any]) -> Sent:
+        """Posts one of `actor.OPERATIONS`, with arguments for each environment; None for none."""
+        phase, rows = "close" if operation == "close" else "call", self.rows(a, packed)
+        return self.send(a, [*packed], phase, "operate", operation, rows, [*packed.values()])
+
     def wait(
         self,
         calls: Sequence[Sent],

@@ -226,8 +226,8 @@ class ParallelPyEnvironment(Specs, Closing):
         fleet = self._fleet
         fleet.check_ready("step")
         columns = fleet.action_layout.columns(actions, fleet.num_envs)
-        time_steps = fleet.step(columns, one_by_one=self._blocking)()
-        if fleet.timings.num_batches == tuning.ENOUGH_BATCHES and self._backend == "ray":
+        time_steps = fleet.stepper.step(columns, one_by_one=self._blocking)()
+        if fleet.stepper.timings.num_batches == tuning.ENOUGH_BATCHES and self._backend == "ray":
             tuning.advise(fleet)
         return fleet.time_step_layout.unflatten(time_steps)
 
@@ -247,7 +247,7 @@ class ParallelPyEnvironment(Specs, Closing):
         """
         fleet = self._fleet
         fleet.check_open("reset")
-        time_steps = fleet.reset(self._checked_ids(env_ids), one_by_one=self._blocking)
+        time_steps = fleet.stepper.reset(self._checked_ids(env_ids), one_by_one=self._blocking)
         return fleet.time_step_layout.unflatten(time_steps())
 
     # -- first-ready stepping ----------------------------------------------------------------------
@@ -262,7 +262,7 @@ class ParallelPyEnvironment(Specs, Closing):
           EnvBusy: one of them is under way; none was reset.
         """
         self._fleet.check_open("async_reset")
-        self._fleet.send_resets(self._checked_ids(env_ids))
+        self._fleet.stepper.send_resets(self._checked_ids(env_ids))
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Steps some environments without waiting; resets one whose episode has ended.
@@ -283,7 +283,7 @@ class ParallelPyEnvironment(Specs, Closing):
         chosen = self._checked_ids(env_ids)
         fleet.check_ready("send", chosen)
         columns = fleet.action_layout.columns(actions, len(chosen), "len(env_ids)")
-        fleet.send_steps(chosen, columns)
+        fleet.stepper.send_steps(chosen, columns)
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
@@ -325,7 +325,7 @@ class ParallelPyEnvironment(Specs, Closing):
     ) -> tuple[Any, np.ndarray[Any, Any]]:
         fleet = self._fleet
         fleet.check_open("drain" if at_least is None else "recv")
-        env_ids, columns = fleet.receive(at_least, timeout, self._max_staleness)
+        env_ids, columns = fleet.stepper.receive(at_least, timeout, self._max_staleness)
         return fleet.time_step_layout.unflatten(columns), np.asarray(env_ids, np.int64)
 
     # -- the batch as it is ------------------------------------------------------------------------
@@ -337,12 +337,12 @@ class ParallelPyEnvironment(Specs, Closing):
           ResetNeeded: there is none: before the first `reset` or `step`, or after a failure.
         """
         self._fleet.check_ready("current_time_step")
-        return self._fleet.time_step_layout.unflatten(self._fleet.columns())
+        return self._fleet.time_step_layout.unflatten(self._fleet.stepper.columns())
 
     def stats(self) -> Stats:
         """Where the time went so far, in seconds, and what went wrong."""
         self._fleet.check_open("stats")
-        timings, restarts = self._fleet.timings, self._fleet.restarts
+        timings, restarts = self._fleet.stepper.timings, self._fleet.restarts
         medians = timings.quantile(0.5)
         return Stats(
             num_calls=timings.num_calls.tolist(),

@@ -1,6 +1,6 @@
 """Restarts: which environments are on their way back, what is left of their budget, the record.
 
-It decides and remembers; `fleet` makes the calls. With a budget of 0 an environment that fails
+It decides and remembers; `mending` makes the calls. With a budget of 0 an environment that fails
 waits for the caller's `reset` (``on_failure="raise"``), and that is all the difference there is.
 """
 
@@ -11,7 +11,9 @@ import dataclasses
 import logging
 import numbers
 import time
+from collections.abc import Iterable
 
+from envfleet import errors, gin_state
 from envfleet.actors import Sent
 from envfleet.errors import EnvFailure
 
@@ -130,6 +132,7 @@ class Restarts:
         self.pending[env_id] = Restart(began=now, due=now, owes_last=owes_last)
         self._in_a_row.pop(env_id, None)
         self.failed.pop(env_id, None)
+        self.given_up = [failure for failure in self.given_up if failure.index != env_id]
 
     def succeeded(self, env_id: int) -> None:
         """The environment has made a good step: its failures are no longer in a row."""
@@ -150,3 +153,26 @@ class Restarts:
         restart = self.pending.pop(env_id, None)
         if restart is not None:
             self.seconds_lost[env_id] += time.monotonic() - restart.began
+
+    # -- raising -----------------------------------------------------------------------------------
+
+    def raise_given_up(self, env_ids: Iterable[int] | None = None) -> None:
+        """Raises for the environments (of these) that were given up and nobody was told of."""
+        if self.given_up:
+            wanted = None if env_ids is None else set(env_ids)
+            self.raise_first(
+                failure for failure in self.given_up if wanted is None or failure.index in wanted
+            )
+
+    def raise_first(self, failures: Iterable[EnvFailure]) -> None:
+        """Raises the failure of the lowest index, if there is one, with notes on all others."""
+        ordered = sorted(failures, key=lambda failure: failure.index)
+        if not ordered:
+            return
+        raised = {failure.index for failure in ordered}
+        self.given_up = [failure for failure in self.given_up if failure.index not in raised]
+        error = errors.merge(ordered, [self.attempts(failure) for failure in ordered])
+        if ordered[0].traceback and gin_state.within_configurable():
+            # gin's proxy has no __cause__, but it shows notes.
+            errors.note(error, f"remote traceback:\n{ordered[0].traceback.rstrip()}")
+        raise error

@@ -239,7 +239,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         """
         self._wait_moving()
         self._fleet.check_open("reset")
-        return self._advance(self._fleet.reset([0]), blocking)
+        return self._advance(self._fleet.stepper.reset([0]), blocking)
 
     def step(self, action: Any, blocking: bool = True) -> Any:
         """Steps the environment; resets it, without the action, if its episode has ended.
@@ -261,7 +261,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         self._wait_moving()
         self._fleet.check_ready("step")
         columns = self._fleet.action_layout.columns(action, None)
-        return self._advance(self._fleet.step(columns), blocking)
+        return self._advance(self._fleet.stepper.step(columns), blocking)
 
     def current_time_step(self) -> Any:
         """The time step that the environment is at.
@@ -271,7 +271,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         """
         self._wait_moving()
         self._fleet.check_ready("current_time_step")
-        return self._time_step(self._fleet.columns())
+        return self._time_step(self._fleet.stepper.columns())
 
     def _advance(self, time_steps: Callable[[], list[Any]], blocking: bool) -> Any:
         if blocking:

@@ -80,7 +80,7 @@ def measure(fleet: Fleet) -> Cost:
     random = np.random.default_rng(0)
 
     def step() -> None:
-        fleet.step(fleet.action_layout.sample(random, 1))()
+        fleet.stepper.step(fleet.action_layout.sample(random, 1))()
 
     for _ in range(3):  # its reset, and what is done once
         step()
@@ -91,7 +91,7 @@ def measure(fleet: Fleet) -> Cost:
         call = min(call, time.perf_counter() - began)  # others use the machine, too
     actor_cpu = (usage[-1] - usage[0]) / (_CALLS - 1)
 
-    timings = fleet.timings
+    timings = fleet.stepper.timings
     calls, seconds = timings.num_calls[0], timings.env_seconds[0]
     usage_before, caller_before = fleet.usage(), time.process_time()
     began = time.perf_counter()
@@ -140,7 +140,7 @@ def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
 
 def advise(fleet: Fleet) -> None:
     """Says in the log if a batch's time goes into remote calls, and what to set."""
-    timings, num_envs = fleet.timings, fleet.num_envs
+    timings, num_envs = fleet.stepper.timings, fleet.num_envs
     batch, overhead = timings.batch_seconds, timings.overhead
     if not overhead > 0.5 * batch:
         return
