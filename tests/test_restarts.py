@@ -747,14 +747,15 @@ class TellsItsProcess(ProbeEnv):
         return os.getpid()
 
 
-def test_stats_go_on_when_an_actor_is_found_dead(on_ray):
+def test_stats_ask_no_actor(on_ray):
     with ParallelPyEnvironment([TellsItsProcess] * 2, on_failure="restart") as batch:
         batch.reset()
         os.kill(batch.call("pid")[1], signal.SIGKILL)
+        assert batch.stats().failures == [0, 0]
+        assert batch.step([0, 0]).step_type.tolist() == [MID, LAST]
         stats = batch.stats()
         assert stats.failures == [0, 1]
-        assert stats.num_calls == [1, 0]
-        assert batch.step([0, 0]).step_type.tolist() == [MID, LAST]
+        assert stats.num_calls == [2, 1]
 
 
 def test_record_of_a_batch_that_raises(make_batch):
