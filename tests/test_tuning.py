@@ -26,6 +26,26 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "envfleet"]
 
 
+class Cheap(dm_env.Environment):
+    """Whose step takes next to nothing."""
+
+    def __init__(self) -> None:
+        self._first = dm_env.restart(np.zeros(2, np.float32))
+        self._mid = dm_env.transition(0.0, np.zeros(2, np.float32))
+
+    def reset(self) -> Any:
+        return self._first
+
+    def step(self, action: Any) -> Any:
+        return self._mid
+
+    def observation_spec(self) -> Any:
+        return specs.Array((2,), np.float32)
+
+    def action_spec(self) -> Any:
+        return specs.DiscreteArray(2)
+
+
 # -- the model -------------------------------------------------------------------------------------
 
 
@@ -79,7 +99,7 @@ def test_auto_gives_environments_that_wait_an_actor_each(on_ray, caplog):
 
 def test_auto_puts_cheap_environments_together_and_names_the_local_backend(on_ray, caplog):
     caplog.set_level(logging.INFO, "envfleet")
-    with ParallelPyEnvironment(ProbeEnv, num_envs=16, envs_per_actor="auto") as batch:
+    with ParallelPyEnvironment(Cheap, num_envs=16, envs_per_actor="auto") as batch:
         assert batch.envs_per_actor >= 8
         assert len(batch.reset().reward) == 16
     (told,) = [message for message in messages(caplog) if "auto" in message]
@@ -119,7 +139,7 @@ def test_another_word_than_auto_is_refused():
 
 def test_batch_dominated_by_the_remote_call_says_so_once(on_ray, caplog):
     caplog.set_level(logging.INFO, "envfleet")
-    with ParallelPyEnvironment(ProbeEnv, num_envs=4) as batch:
+    with ParallelPyEnvironment(Cheap, num_envs=4) as batch:
         for _ in range(220):
             batch.step([0] * 4)
     (told,) = messages(caplog)

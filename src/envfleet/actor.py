@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import pickle
 import platform
@@ -49,6 +50,17 @@ class Reply(NamedTuple):
     objects: list[Any]
     """Per row the leaves beside the block, pickled where they come from another process."""
     failures: list[EnvFailure]
+
+
+class Drilled(NamedTuple):
+    """What `drill` gives."""
+
+    num_steps: int
+    """How many steps or resets went well."""
+    seconds: float
+    cpu_seconds: float
+    failures: list[EnvFailure]
+    """Those of the last step."""
 
 
 class Built(NamedTuple):
@@ -260,6 +272,19 @@ class EnvActor:
         if operation == "set_state":
             slot.over = False  # the episode that the state belongs to goes on
         return value
+
+    def drill(self, moves: Sequence[tuple[Buffer, Sequence[Any]]], seconds: float) -> Drilled:
+        """Steps every environment again and again for so long, by these actions in turn."""
+        rows, num_steps, failures = len(self._slots), 0, []
+        began, cpu = time.perf_counter(), time.process_time()
+        for block, objects in itertools.cycle(moves):
+            reply = self.step(block, objects)
+            failures = reply.failures if isinstance(reply, Reply) else []
+            num_steps += rows - len(failures)
+            passed = time.perf_counter() - began
+            if passed > seconds:
+                break
+        return Drilled(num_steps, passed, time.process_time() - cpu, failures)
 
     def usage(self) -> float:
         """Seconds of CPU time that this process has used, those of Ray's threads included."""

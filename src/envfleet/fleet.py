@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envfleet import channels, errors, gin_state
-from envfleet.actor import Built
+from envfleet.actor import Built, Drilled
 from envfleet.actors import Actors, Lost, Sent
 from envfleet.building import Builder
 from envfleet.errors import (
@@ -29,7 +29,7 @@ from envfleet.layout import Layout
 from envfleet.mending import Mender
 from envfleet.restarts import Restarts
 from envfleet.seeding import Seeds
-from envfleet.stepping import Stepper
+from envfleet.stepping import Columns, Stepper
 from envfleet.time_steps import TimeSteps
 
 _log = logging.getLogger("envfleet")
@@ -233,15 +233,36 @@ class Fleet:
         return chosen
 
     def usage(self) -> float:
-        """Seconds of CPU time that the actors' processes have used."""
+        """Seconds of CPU time that the process of the first actor has used."""
+        return float(self._ask("usage"))
+
+    def drill(self, moves: Sequence[Columns], seconds: float) -> Drilled:
+        """Has the first actor step its environments for so long, without a call for each step.
+
+        Args:
+          moves: actions for them, taken in turn.
+
+        Raises:
+          Exception: what an environment raised, if no step went well.
+        """
+        rows = len(self.env_ids[0])
+        blocks = [self.action_layout.rows(columns, slice(0, rows), rows) for columns in moves]
+        drilled: Drilled = self._ask("drill", blocks, seconds)
+        if not drilled.num_steps:
+            self.restarts.raise_first(drilled.failures)
+        return drilled
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """A call to the first actor that is about none of its environments in particular."""
         calls: list[Sent] = []
         with self._actors.kept_if_interrupted(calls):
-            for a, ids in enumerate(self.env_ids):
-                calls.append(self._actors.send(a, ids, "call", "usage"))
+            calls.append(self._actors.send(0, self.env_ids[0], "call", method, *args))
             self._actors.wait(calls)
             self.stepper.mend()
-        self.restarts.raise_given_up()
-        return float(sum(sent.outcome for sent in calls if not isinstance(sent.outcome, Lost)))
+        (sent,) = calls
+        if isinstance(sent.outcome, Lost):
+            self.restarts.raise_first(sent.outcome.failures.values())
+        return sent.outcome
 
     def room(self) -> channels.Room:
         """What there is for the actors to run on."""

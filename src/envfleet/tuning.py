@@ -22,11 +22,11 @@ _log = logging.getLogger("envfleet")
 _CALLS = 50
 """So many remote calls are timed."""
 
-_SECONDS, _STEPS = 0.3, 20
-"""An environment is stepped until it has had both ..."""
+_SECONDS = 0.5
+"""So long the environment is stepped, or for one step if that takes longer."""
 
-_LONGEST = 3.0
-"""... or so many seconds, if its steps are long."""
+_MOVES = 16
+"""By so many random actions, in turn."""
 
 _NEARLY = 0.9
 """More actors are taken where they cut the time to less than this: they cost memory, too."""
@@ -78,35 +78,21 @@ def best(num_envs: int, cost: Cost, room: Room) -> int:
 def measure(fleet: Fleet) -> Cost:
     """Steps the one environment of a fleet, with random actions."""
     random = np.random.default_rng(0)
-
-    def step() -> None:
-        fleet.stepper.step(fleet.action_layout.sample(random, 1))()
-
-    for _ in range(3):  # its reset, and what is done once
-        step()
-    usage, call = [], float("inf")
+    moves = [fleet.action_layout.sample(random, 1) for _ in range(_MOVES)]
+    fleet.stepper.reset([0])()
+    usage, call = [fleet.usage()], float("inf")
+    caller_cpu = time.process_time()
     for _ in range(_CALLS):
         began = time.perf_counter()
         usage.append(fleet.usage())
         call = min(call, time.perf_counter() - began)  # others use the machine, too
-    actor_cpu = (usage[-1] - usage[0]) / (_CALLS - 1)
-
-    timings = fleet.stepper.timings
-    calls, seconds = timings.num_calls[0], timings.env_seconds[0]
-    usage_before, caller_before = fleet.usage(), time.process_time()
-    began = time.perf_counter()
-    number = 0
-    while True:
-        step()
-        number += 1
-        passed = time.perf_counter() - began
-        if (passed > _SECONDS and number >= _STEPS) or passed > _LONGEST:
-            break
-    caller_cpu = (time.process_time() - caller_before) / number
-    cpu = (fleet.usage() - usage_before) / number - actor_cpu
-    took = float(timings.env_seconds[0] - seconds) / max(1, int(timings.num_calls[0] - calls))
-    # Where the process has more to do than its calls, that is no part of a step.
-    return Cost(took, float(np.clip(cpu, 0.0, took)), call, caller_cpu, actor_cpu)
+    caller_cpu = (time.process_time() - caller_cpu) / _CALLS
+    actor_cpu = (usage[-1] - usage[0]) / _CALLS
+    # In a row, as the environments of an actor are stepped: alone between two calls a step of a few
+    # microseconds takes several times as long, for the caches have been used by others.
+    drilled = fleet.drill(moves, _SECONDS)
+    took, cpu = (seconds / drilled.num_steps for seconds in drilled[1:3])
+    return Cost(took, min(cpu, took), call, caller_cpu, actor_cpu)
 
 
 def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
@@ -151,7 +137,7 @@ def advise(fleet: Fleet) -> None:
     per_actor = best(num_envs, cost, room)
     predicted = batch_seconds(num_envs, per_actor, cost, room.cpus)
     words = _local_words(num_envs, step, min(batch, predicted), room)
-    if batch > _WORTHWHILE * predicted:
+    if batch > _WORTHWHILE * predicted and per_actor != len(fleet.env_ids[0]):
         words = f"; envs_per_actor={per_actor} would make it about {1e3 * predicted:.2f} ms{words}"
     if words:
         _log.info(

@@ -84,6 +84,9 @@ class RayEnvActor:
     def operate(self, *args: Any) -> Any:
         return self._actor.operate(*args)
 
+    def drill(self, *args: Any) -> Any:
+        return self._actor.drill(*args)
+
     def usage(self) -> float:
         return self._actor.usage()
 
