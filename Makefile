@@ -3,11 +3,13 @@
 #   make test PYTHON=python3.12 VENV=.venv-312     another Python, beside the first
 #   make test TEST_ARGS="-x -k timeout"            arguments for pytest
 #   make demo DEMO_ARGS="--steps 200"              arguments for the demo
+#   make bench BENCH_ARGS="--only busy-16"         arguments for the benchmark
 
 PYTHON ?= python3
 PYTHON311 ?= python3.11
 VENV ?= .venv
 VENV_TF ?= .venv-tf
+VENV_BENCH ?= .venv-bench
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
@@ -17,6 +19,12 @@ CHAOS_ARGS ?=
 # What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
 TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
 TF_TESTS ?= tests/test_tf_agents.py tests/test_layout.py tests/test_specs.py tests/test_parallel.py
+
+# What the benchmark compares with, besides TF-Agents. Two of them need PyTorch, which is installed
+# before them, so that it can be another build than the one that they would bring:
+# make bench TORCH=torch-2.13.0+cpu-....whl
+TORCH ?= torch==2.13.0
+BENCH_PACKAGES := 'gymnasium[mujoco]' stable-baselines3 tianshou matplotlib
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint chaos bench test-tf
@@ -40,8 +48,8 @@ lint: $(VENV)/.dev  ## ruff (format and rules) and mypy; changes nothing
 chaos: $(VENV)/.dev  ## environments that crash, hang and are killed: 10 minutes, every step checked
 	$(VENV)/bin/python tests/chaos.py $(CHAOS_ARGS)
 
-bench: $(VENV)/.dev  ## what a step costs, against a bare Ray actor call
-	$(VENV)/bin/python benchmarks/overhead.py $(BENCH_ARGS)
+bench: $(VENV_BENCH)/.bench $(VENV_TF)/.bench  ## beside the peers: a quarter of an hour; writes docs/benchmarks/
+	$(VENV_BENCH)/bin/python benchmarks/run.py --tf-python $(VENV_TF)/bin/python $(BENCH_ARGS)
 
 test-tf: $(VENV_TF)/.tf  ## the tests beside TensorFlow and TF-Agents, on Python 3.11
 	$(VENV_TF)/bin/python -m pytest $(TF_TESTS) $(TEST_ARGS)
@@ -87,6 +95,21 @@ $(VENV_TF)/.created:
 $(VENV_TF)/.tf: pyproject.toml $(VENV_TF)/.created
 	@echo "installing TensorFlow, TF-Agents and envfleet into $(VENV_TF) ..."
 	$(VENV_TF)/bin/python -m pip install --quiet $(TF_PACKAGES) --editable .
+	touch $@
+
+$(VENV_TF)/.bench: $(VENV_TF)/.tf
+	@echo "installing MuJoCo into $(VENV_TF) ..."
+	$(VENV_TF)/bin/python -m pip install --quiet $(TF_PACKAGES) 'gymnasium[mujoco]'
+	touch $@
+
+$(VENV_BENCH)/.created:
+	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
+	$(call create,$(PYTHON),$(VENV_BENCH))
+
+$(VENV_BENCH)/.bench: pyproject.toml $(VENV_BENCH)/.created
+	@echo "installing the peers and envfleet into $(VENV_BENCH) ..."
+	$(VENV_BENCH)/bin/python -m pip install --quiet $(TORCH)
+	$(VENV_BENCH)/bin/python -m pip install --quiet $(BENCH_PACKAGES) --editable .
 	touch $@
 
 comma := ,

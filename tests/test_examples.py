@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -55,7 +56,18 @@ def test_snippet_of_the_documentation_runs(snippet, tmp_path):
     assert printed or "print(" not in snippet
 
 
-def test_benchmark_prints_ratios():
-    done = run("benchmarks/overhead.py", "--rounds", "1", "--steps", "5")
-    assert "ratio" in done.stdout.lower()
-    assert "0.87" in done.stdout
+def test_benchmark_measures_and_writes_ratios(tmp_path):
+    done = run(
+        *("benchmarks/run.py", "--only", "noop-8", "--rounds", "1", "--seconds", "0.1"),
+        *("--contenders", "envfleet", "bare-ray", "gymnasium-sync", "loop", "tf-agents"),
+        *("--out", str(tmp_path)),
+    )
+    entries = json.loads((tmp_path / "results.json").read_text())["entries"]
+    measured = {entry["contender"]: entry["values"] for entry in entries if not entry["error"]}
+    assert set(measured) == {"envfleet", "bare-ray", "gymnasium-sync", "loop"}, entries
+    assert all(len(values) == 1 and values[0] > 0 for values in measured.values())
+    text = (tmp_path / "results.md").read_text()
+    assert text in done.stdout
+    ours, bare = measured["envfleet"][0], measured["bare-ray"][0]
+    assert re.search(rf"against the bare Ray loop .* {ours / bare:.2f} .* met", text), text
+    assert "failed: no --tf-python was given" in text

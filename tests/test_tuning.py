@@ -103,7 +103,7 @@ def test_auto_puts_cheap_environments_together_and_names_the_local_backend(on_ra
         assert batch.envs_per_actor >= 8
         assert len(batch.reset().reward) == 16
     (told,) = [message for message in messages(caplog) if "auto" in message]
-    assert 'all in this process, backend="local"' in told
+    assert 'all in this process, with backend="local"' in told
 
 
 def test_auto_keeps_within_the_resources_that_actors_hold(on_ray):

@@ -66,7 +66,8 @@ class Stepper:
         step, reset = deadlines["step"], deadlines["reset"]
         self._resetting_limit = step and max(step, reset or 0.0)
         self._is_last = np.ones(actors.num_envs, bool)
-        self._busy = np.zeros(len(actors.env_ids))
+        self._seconds = np.full(actors.num_envs, np.nan)
+        self._starts = [ids.start for ids in actors.env_ids]
         self._num_resets = 0
         self._is_closed = False
 
@@ -180,6 +181,7 @@ class Stepper:
         columns = self._time_steps.columns(env_ids)
         flights.end(env_ids)
         self._note(env_ids, columns[0])
+        self._keep_seconds(env_ids)
         return env_ids, columns
 
     def columns(self) -> Columns:
@@ -197,6 +199,11 @@ class Stepper:
         self._is_last[env_ids] = step_types == LAST
         steps = self._actors.episode_steps
         steps[env_ids] = np.where(step_types == FIRST, 0, steps[env_ids])
+
+    def _keep_seconds(self, env_ids: slice | Sequence[int]) -> None:
+        """What the calls that have landed took the environments; NaN of who failed in them."""
+        self.timings.keep(env_ids, self._seconds[env_ids])
+        self._seconds[env_ids] = np.nan
 
     # -- taking off --------------------------------------------------------------------------------
 
@@ -269,6 +276,7 @@ class Stepper:
                 raise ResetNeeded(f"a reset() has taken the place of this {method}()")
             began = time.perf_counter()
             self._arrive(None)
+            moved = slice(None) if len(flights) == self._num_envs else list(flights)
             rebuilt = self._landed() & flights.awaited
             flights.clear()
             self._restarts.raise_given_up()
@@ -276,8 +284,9 @@ class Stepper:
                 self._mender.join(i)
             columns = self.columns()
             if sending is not None:
-                seconds = sending + time.perf_counter() - began
-                self.timings.keep_batch(seconds, float(self._busy.max()))
+                busiest = np.add.reduceat(np.nan_to_num(self._seconds), self._starts).max()
+                self.timings.keep_batch(sending + time.perf_counter() - began, busiest)
+            self._keep_seconds(moved)
             return columns
 
         return time_steps
@@ -349,14 +358,13 @@ class Stepper:
         for i in unproven & set(good) if unproven else ():
             if sent.method == "step" and self._time_steps.step_type(i) != FIRST:
                 self._restarts.succeeded(i)
-        ids = self._actors.env_ids[a]
+        ids = actors.env_ids[a]
         seconds = self._builder.time_step_layout.seconds(reply.block, len(ids))
         if len(good) == len(ids):
             chosen: slice | Sequence[int] = slice(ids.start, ids.stop)
         else:
             chosen, seconds = good, seconds[[i - ids.start for i in good]]
-        self.timings.keep(chosen, seconds)
-        self._busy[a] = seconds.sum()
+        self._seconds[chosen] = seconds
         if sent.method == "step":  # of a FIRST, `_note` makes it 0
             actors.episode_steps[chosen] += 1
         self._flights.landed.update(good)
@@ -367,6 +375,7 @@ class Stepper:
     def _land_failed(self, env_id: int, method: str) -> None:
         """One under way has failed: what its slot shows by this call."""
         flights = self._flights
+        self._seconds[env_id] = np.nan
         if env_id not in self._restarts.pending:
             flights.end([env_id])
         elif method == "reset" or self._time_steps.is_over(env_id):

@@ -24,14 +24,19 @@ class Timings:
         self.num_calls = np.zeros(num_envs, np.int64)
         self.env_seconds = np.zeros(num_envs, np.float64)
         self.num_batches = 0
+        self._all = np.arange(num_envs)
         self._recent = np.full((_KEPT, num_envs), np.nan, np.float32)
         self._batches = np.full((_KEPT, 2), np.nan)
 
     def keep(self, env_ids: slice | Sequence[int], seconds: np.ndarray[Any, Any]) -> None:
-        """One reset or step of each of some environments."""
-        self._recent[self.num_calls[env_ids] % _KEPT, _indices(env_ids)] = seconds
-        self.num_calls[env_ids] += 1
-        self.env_seconds[env_ids] += seconds
+        """One reset or step of each of some environments; NaN where it gave no time step."""
+        chosen = self._all[env_ids]
+        missing = np.isnan(seconds)
+        if missing.any():
+            chosen, seconds = chosen[~missing], seconds[~missing]
+        self._recent[self.num_calls[chosen] % _KEPT, chosen] = seconds
+        self.num_calls[chosen] += 1
+        self.env_seconds[chosen] += seconds
 
     def keep_batch(self, seconds: float, busy: float) -> None:
         """A lockstep call, and how long the actor was busy whose environments took longest."""
@@ -61,10 +66,6 @@ class Timings:
     @property
     def _known(self) -> np.ndarray[Any, Any]:
         return self._batches[: min(_KEPT, self.num_batches)]
-
-
-def _indices(env_ids: slice | Sequence[int]) -> Any:
-    return range(env_ids.start, env_ids.stop) if isinstance(env_ids, slice) else env_ids
 
 
 def _quantile(values: np.ndarray[Any, Any], q: float) -> float:

@@ -158,4 +158,7 @@ def _local_words(num_envs: int, step: float, predicted: float, room: Room) -> st
     alone = num_envs * step
     if not room.is_callers or alone >= predicted:
         return ""
-    return f'; all in this process, backend="local", about {1e3 * alone:.2f} ms: that is fastest'
+    return (
+        f'; all in this process, with backend="local" and envs_per_actor="auto", about '
+        f"{1e3 * alone:.2f} ms: that is fastest"
+    )
