@@ -29,3 +29,11 @@ def test_every_row_of_a_table_of_behaviour_names_its_test():
 
 def semantics() -> str:
     return (ROOT / "docs" / "semantics.md").read_text()
+
+
+def test_numbers_of_the_readme_are_rows_of_the_benchmark():
+    results = (ROOT / "docs" / "benchmarks" / "results.md").read_text().splitlines()
+    readme = (ROOT / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| ") and " >= " in line]
+    assert len(rows) >= 5
+    assert set(rows) <= set(results)
