@@ -218,6 +218,15 @@ def test_recv_with_a_timeout_gives_what_there_is_and_loses_nothing(gated, gates)
     assert gated.drain()[1].tolist() == [0, 2, 3]
 
 
+def test_recv_with_no_time_at_all_gives_what_has_landed(make_batch):
+    with make_batch(probes(2)) as batch:
+        batch.async_reset()
+        deadline, found = time.monotonic() + 30, set()
+        while len(found) < 2 and time.monotonic() < deadline:
+            found.update(batch.recv(timeout=0)[1].tolist())
+        assert found == {0, 1}
+
+
 def test_recv_of_more_than_are_under_way_is_an_error(gated, gates):
     with pytest.raises(ValueError, match=r"recv\(min_envs=1\), but 0 of 4 environments"):
         gated.recv()
@@ -516,6 +525,68 @@ def test_step_that_was_received_is_not_cut_by_what_comes_after(on_ray):
         assert batch.drain()[0].step_type.tolist() == [LAST, LAST]
         batch.send([6, 6])
         assert batch.drain()[0].step_type.tolist() == [FIRST, FIRST]
+
+
+def test_failed_environment_whose_step_had_landed_is_not_under_way(on_ray):
+    """The actor of both dies after the step of one: both have failed, and come back."""
+    with ParallelPyEnvironment(
+        [functools.partial(Pid, i) for i in range(2)], envs_per_actor=2
+    ) as batch:
+        batch.reset()
+        pid = batch.call("pid", env_ids=[0])[0]
+        batch.send([0], [0])
+        batch.call("add", 1, env_ids=[0])  # so it is done
+        batch.send([0], [1])
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDied, match="envs 0, 1 of 2"):
+            batch.recv(min_envs=2)
+        batch.async_reset([0, 1])
+        assert batch.drain()[0].step_type.tolist() == [FIRST, FIRST]
+
+
+def test_failure_in_the_background_does_not_keep_others_from_being_sent(make_batch, tmp_path):
+    lives = faults.Lives(
+        tmp_path / "lives", (faults.key_error, "step"), (faults.key_error, "reset")
+    )
+    with make_batch([lives, *probes(2)], on_failure="restart", max_restarts=1) as batch:
+        batch.reset()
+        batch.send([0, 0, 0])
+        assert batch.drain()[0].step_type.tolist() == [LAST, MID, MID]
+        told, deadline = False, time.monotonic() + 30
+        while not told and time.monotonic() < deadline:
+            batch.send([0, 0], [1, 2])  # whatever has become of env 0
+            try:
+                batch.drain()
+            except KeyError:
+                told = True
+        assert told
+        assert batch.drain()[1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["take_off", "put"])
+def test_interrupt_while_sending_leaves_a_batch_to_reset(make_batch, line, monkeypatch):
+    """Ctrl-C between the lines: here it comes from where the next line would begin."""
+    from envfleet.actors import Actors
+    from envfleet.flights import Flights
+
+    with make_batch(probes(2)) as batch:
+        batch.reset()
+
+        def interrupted(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            raise KeyboardInterrupt
+
+        owner, name = (Flights, "take_off") if line == "take_off" else (Actors, "send")
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batch.send([0, 0])
+        monkeypatch.undo()
+        with pytest.raises(ResetNeeded, match="interrupt"):
+            batch.drain()
+        for _ in range(2):
+            assert batch.reset().step_type.tolist() == [FIRST, FIRST]
+        assert batch.step([0, 0]).observation["step"].tolist() == [1, 1]
 
 
 def test_crash_loop_is_raised_and_the_others_go_on(make_batch):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from envfleet import ParallelPyEnvironment
+from envfleet import EnvTimeout, ParallelPyEnvironment
 from envfleet.channels import Room
 from envfleet.testing import DelayEnv, ProbeEnv
 from envfleet.tuning import Cost, batch_seconds, best
@@ -127,6 +127,32 @@ def test_auto_gives_the_same_trajectories(make_batch):
 def test_constructor_that_fails_is_raised_by_auto_as_ever(make_batch):
     with pytest.raises(KeyError, match="arm"):
         make_batch([faults.Constructor(faults.key_error, "construct")], envs_per_actor="auto")
+
+
+def test_auto_bears_with_environments_that_fail_now_and_then(make_batch, tmp_path, caplog):
+    fails = faults.Constructor(faults.key_error, "step", after=1, once=str(tmp_path / "once"))
+    with make_batch([fails, ProbeEnv], on_failure="restart", envs_per_actor="auto") as batch:
+        assert batch.reset().step_type.tolist() == [0, 0]
+
+
+def test_auto_goes_on_when_the_process_dies(on_ray, tmp_path):
+    dies = faults.Constructor(faults.sigkill, "step", after=1, once=str(tmp_path / "once"))
+    with ParallelPyEnvironment([dies], on_failure="restart", envs_per_actor="auto") as batch:
+        assert batch.reset().step_type.tolist() == [0]
+
+
+def test_auto_says_what_it_was_doing(on_ray):
+    hangs = faults.Constructor(faults.hang, "step", after=1)
+    with pytest.raises(EnvTimeout, match=r"step\(\)") as caught:
+        ParallelPyEnvironment([hangs], envs_per_actor="auto", step_timeout=0.5)
+    assert any('"auto" timed the first' in note for note in caught.value.__notes__)
+
+
+def test_auto_needs_no_more_time_than_calls_have(on_ray):
+    with ParallelPyEnvironment(
+        [ProbeEnv] * 2, envs_per_actor="auto", call_timeout=5, step_timeout=5
+    ) as batch:
+        assert batch.reset().step_type.tolist() == [0, 0]
 
 
 def test_another_word_than_auto_is_refused():

@@ -59,8 +59,9 @@ class Drilled(NamedTuple):
     """How many steps or resets went well."""
     seconds: float
     cpu_seconds: float
-    failures: list[EnvFailure]
-    """Those of the last step."""
+    num_failed: int
+    last_failure: list[EnvFailure]
+    """Or nothing, if there was none."""
 
 
 class Built(NamedTuple):
@@ -223,7 +224,11 @@ class EnvActor:
             objects = layout.write(self._views, row, time_step)
             if objects:
                 # Pickled here, where it is this environment's failure if that fails.
-                slot.objects = objects if self._in_process else cloudpickle.dumps(objects)
+                slot.objects = (
+                    [value.copy() for value in objects]  # the environment may use its own again
+                    if self._in_process
+                    else cloudpickle.dumps(objects)
+                )
             slot.over = bool(time_step.step_type == _LAST)
             return None
         except BaseException as error:
@@ -273,18 +278,16 @@ class EnvActor:
             slot.over = False  # the episode that the state belongs to goes on
         return value
 
-    def drill(self, moves: Sequence[tuple[Buffer, Sequence[Any]]], seconds: float) -> Drilled:
-        """Steps every environment again and again for so long, by these actions in turn."""
-        rows, num_steps, failures = len(self._slots), 0, []
+    def drill(self, moves: Sequence[tuple[Buffer, Sequence[Any]]], repeats: int) -> Drilled:
+        """Steps every environment by these actions, all of them so many times."""
+        failures: list[EnvFailure] = []
         began, cpu = time.perf_counter(), time.process_time()
-        for block, objects in itertools.cycle(moves):
+        for block, objects in itertools.chain.from_iterable(itertools.repeat(moves, repeats)):
             reply = self.step(block, objects)
-            failures = reply.failures if isinstance(reply, Reply) else []
-            num_steps += rows - len(failures)
-            passed = time.perf_counter() - began
-            if passed > seconds:
-                break
-        return Drilled(num_steps, passed, time.process_time() - cpu, failures)
+            failures += reply.failures if isinstance(reply, Reply) else []
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        num_steps = repeats * len(moves) * len(self._slots) - len(failures)
+        return Drilled(num_steps, seconds, cpu, len(failures), failures[-1:])
 
     def usage(self) -> float:
         """Seconds of CPU time that this process has used, those of Ray's threads included."""

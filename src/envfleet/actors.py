@@ -182,16 +182,19 @@ class Actors:
         """Posts a call to an actor, for some of its environments.
 
         Its limit is the phase's, unless one is given. If the actor is gone, it is `Lost` at once.
-        It is `into` a list before it is posted, so that an interrupt cannot come in between.
+        It is `into` a list before it is posted.
         """
         limit = self._deadlines[phase] if limit is None else limit
         sent = Sent(next(self._numbers), a, env_ids, method, phase, limit, time.monotonic())
-        if into is not None:
-            into.append(sent)
         if a not in self._channels:
             sent.outcome = self._lost[a]
+        else:
+            # First here: what is nowhere else after an interrupt is found by its queue.
+            self._queues[a].append(sent)
+        if into is not None:
+            into.append(sent)
+        if sent.outcome is not None:
             return sent
-        self._queues[a].append(sent)
         try:
             sent.call = self._channels[a].post(limit, method, *args)
         except Died as died:
@@ -383,7 +386,7 @@ class Actors:
     def room(self) -> channels.Room:
         """What there is for actors with the options of the first one."""
         assert self._backend is not None
-        return self._backend.room(self._options[0])
+        return self._backend.room(self._options[0], len(self._channels))
 
     # -- words -------------------------------------------------------------------------------------
 

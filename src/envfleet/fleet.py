@@ -234,35 +234,35 @@ class Fleet:
 
     def usage(self) -> float:
         """Seconds of CPU time that the process of the first actor has used."""
-        return float(self._ask("usage"))
+        return float(self._ask("call", "usage") or 0.0)
 
-    def drill(self, moves: Sequence[Columns], seconds: float) -> Drilled:
-        """Has the first actor step its environments for so long, without a call for each step.
+    def drill(self, moves: Sequence[Columns], repeats: int) -> Drilled | None:
+        """Has the first actor step its environments, without a call for each step.
 
         Args:
-          moves: actions for them, taken in turn.
+          moves: actions for them; they have the time of so many steps.
+          repeats: how often all of them.
 
-        Raises:
-          Exception: what an environment raised, if no step went well.
+        Returns:
+          None if the actor was lost, and a reset will bring it back.
         """
         rows = len(self.env_ids[0])
         blocks = [self.action_layout.rows(columns, slice(0, rows), rows) for columns in moves]
-        drilled: Drilled = self._ask("drill", blocks, seconds)
-        if not drilled.num_steps:
-            self.restarts.raise_first(drilled.failures)
+        limit = self.stepper.resetting_limit
+        limit = limit and limit * repeats * len(moves)
+        drilled: Drilled | None = self._ask("step", "drill", blocks, repeats, limit=limit)
         return drilled
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        """A call to the first actor that is about none of its environments in particular."""
+    def _ask(self, phase: str, method: str, *args: Any, limit: float | None = None) -> Any:
+        """Calls the first actor itself; None if it was lost, and a reset will bring it back."""
         calls: list[Sent] = []
         with self._actors.kept_if_interrupted(calls):
-            calls.append(self._actors.send(0, self.env_ids[0], "call", method, *args))
+            calls.append(self._actors.send(0, self.env_ids[0], phase, method, *args, limit=limit))
             self._actors.wait(calls)
             self.stepper.mend()
+        self.restarts.raise_given_up()
         (sent,) = calls
-        if isinstance(sent.outcome, Lost):
-            self.restarts.raise_first(sent.outcome.failures.values())
-        return sent.outcome
+        return None if isinstance(sent.outcome, Lost) else sent.outcome
 
     def room(self) -> channels.Room:
         """What there is for the actors to run on."""

@@ -331,7 +331,9 @@ class ParallelPyEnvironment(Specs, Closing):
     # -- the batch as it is ------------------------------------------------------------------------
 
     def current_time_step(self) -> Any:
-        """The time step that every environment is at, as fresh arrays; of one under way the last.
+        """The time step that every environment is at, as fresh arrays.
+
+        Of one under way it is the last one, or already the one that `recv` will give.
 
         Raises:
           ResetNeeded: there is none: before the first `reset` or `step`, or after a failure.

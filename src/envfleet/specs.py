@@ -91,7 +91,8 @@ def sample(
     if dtype.kind not in "iufb":
         return np.full(shape, "" if dtype.hasobject else np.zeros((), dtype), dtype)
     low, high = getattr(spec, "minimum", -1), getattr(spec, "maximum", 1)
-    low, high = np.clip(low, -1e6, 1e6), np.clip(high, -1e6, 1e6)
+    low = np.maximum(low, np.minimum(-1e6, high))  # no wider than needed, yet within the bounds
+    high = np.minimum(high, np.maximum(1e6, low))
     if dtype.kind in "iub":
         return random.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
     return random.uniform(low, high, shape).astype(dtype)

@@ -42,6 +42,7 @@ class Stepper:
 
     Attributes:
       timings: how long environments and lockstep calls have taken.
+      resetting_limit: seconds that a step may take which resets as well: the longer of the two.
     """
 
     def __init__(
@@ -62,9 +63,8 @@ class Stepper:
         self._num_envs = actors.num_envs
         self._flights = Flights()
         self._all = range(actors.num_envs)
-        # A step that resets as well has the time for either.
         step, reset = deadlines["step"], deadlines["reset"]
-        self._resetting_limit = step and max(step, reset or 0.0)
+        self.resetting_limit = step and max(step, reset or 0.0)
         self._is_last = np.ones(actors.num_envs, bool)
         self._seconds = np.full(actors.num_envs, np.nan)
         self._starts = [ids.start for ids in actors.env_ids]
@@ -94,7 +94,8 @@ class Stepper:
         began = time.perf_counter()
         self._flights.is_lockstep = True
         self._send_steps(self._all, columns, one_by_one)
-        return self._taking_all("step", time.perf_counter() - began)
+        # One by one, most of it would be the others' steps.
+        return self._taking_all("step", None if one_by_one else time.perf_counter() - began)
 
     def reset(self, env_ids: Sequence[int], one_by_one: bool = False) -> Callable[[], Columns]:
         """Resets some environments, and rebuilds those of them that have failed; like `step`.
@@ -131,7 +132,7 @@ class Stepper:
 
         Raises:
           EnvBusy: one of them is under way; none was sent.
-          Exception: what an environment failed with in the background; none was sent.
+          Exception: what one of them failed with in the background; none was sent.
         """
         self.check_free("send", env_ids)
         self._flights.is_lockstep = False
@@ -165,7 +166,6 @@ class Stepper:
         self._check_not_interrupted("recv")
         with self._actors.kept_if_interrupted(flights.calls):
             self.mend()
-            self._landed()
         self._restarts.raise_given_up()
         if at_least is not None and at_least > len(flights):
             raise ValueError(
@@ -212,7 +212,7 @@ class Stepper:
     ) -> None:
         pending = self._restarts.pending
         self.mend()
-        self._restarts.raise_given_up()
+        self._restarts.raise_given_up(env_ids)
         layout = self._builder.action_layout
         calls: dict[int, tuple[Sequence[int], tuple[Any, ...]]] = {}
         if env_ids is self._all and not pending:
@@ -229,7 +229,7 @@ class Stepper:
         for i in env_ids:
             self._mender.forgive(i)
         self.mend()
-        self._restarts.raise_given_up()
+        self._restarts.raise_given_up(env_ids)
         by_actor = self._actors.by_actor(set(env_ids) - self._restarts.pending.keys())
         calls = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}
         self._take_off("reset", env_ids, calls, one_by_one)
@@ -243,20 +243,20 @@ class Stepper:
     ) -> None:
         """Sends a step or a reset to those that work; the others are awaited from their restart."""
         flights, pending = self._flights, self._restarts.pending
-        flights.take_off(env_ids)
-        for i in pending.keys() & set(env_ids) if pending else ():
-            if method == "step" and pending[i].owes_last:
-                self._mender.truncate(i)
-                flights.landed.add(i)
-            else:
-                flights.awaited.add(i)
         # A step of one whose episode has ended is a reset, and has its time.
         resetting = method == "step" and self._is_last.any()
         with self._actors.kept_if_interrupted(flights.calls):
+            flights.take_off(env_ids)
+            for i in pending.keys() & set(env_ids) if pending else ():
+                if method == "step" and pending[i].owes_last:
+                    self._mender.truncate(i)
+                    flights.landed.add(i)
+                else:
+                    flights.awaited.add(i)
             for a, (ids, args) in calls.items():
                 limit = None
                 if resetting and self._is_last[ids[0] : ids[-1] + 1].any():
-                    limit = self._resetting_limit
+                    limit = self.resetting_limit
                 self._actors.send(a, ids, method, method, *args, limit=limit, into=flights.calls)
                 if one_by_one:
                     self._actors.wait(flights.calls)
@@ -279,14 +279,14 @@ class Stepper:
             moved = slice(None) if len(flights) == self._num_envs else list(flights)
             rebuilt = self._landed() & flights.awaited
             flights.clear()
+            busiest = np.add.reduceat(np.nan_to_num(self._seconds), self._starts).max()
+            self._keep_seconds(moved)
             self._restarts.raise_given_up()
             for i in rebuilt:
                 self._mender.join(i)
             columns = self.columns()
             if sending is not None:
-                busiest = np.add.reduceat(np.nan_to_num(self._seconds), self._starts).max()
                 self.timings.keep_batch(sending + time.perf_counter() - began, busiest)
-            self._keep_seconds(moved)
             return columns
 
         return time_steps
@@ -299,6 +299,7 @@ class Stepper:
     ) -> None:
         """Waits until so many (None: all) have landed, and the stale ones, or one has failed."""
         flights, restarts = self._flights, self._restarts
+        has_looked = False
         while True:
             with self._actors.kept_if_interrupted(flights.calls):
                 self.mend()
@@ -309,8 +310,11 @@ class Stepper:
                     return
                 if restarts.given_up and (at_least is not None or not flights.calls):
                     return
-                if until is not None and time.monotonic() >= until:
+                if has_looked and until is not None and time.monotonic() >= until:
                     return
+                if not flights.calls and not flights.awaited - landed:
+                    raise ResetNeeded("environments were lost by an interrupt: call reset() first")
+                has_looked = True
                 if at_least is None and flights.calls:
                     self._actors.wait(flights.calls)
                     continue
@@ -319,12 +323,9 @@ class Stepper:
                 self._mender.wait(flights.awaited - landed, flights.calls, number, until)
 
     def _landed(self) -> set[int]:
-        """Those under way whose time step is there; who was given up is no longer under way."""
-        flights, restarts = self._flights, self._restarts
-        if not flights.awaited:
-            return flights.landed
-        flights.end(flights.awaited & restarts.failed.keys())
-        return flights.landed | {i for i in flights.awaited if restarts.pending[i].is_ready}
+        """Those under way whose time step is there."""
+        flights, pending = self._flights, self._restarts.pending
+        return flights.landed | {i for i in flights.awaited if pending[i].is_ready}
 
     def _take_arrived(self) -> None:
         """Keeps what calls have given, then who was lost: what an actor gave before it counts."""
@@ -406,12 +407,17 @@ class Stepper:
         flights.clear()
 
     def mend(self) -> None:
-        """Takes what has arrived, and every restart as far as it goes without waiting."""
+        """Takes what has arrived, and every restart as far as it goes without waiting.
+
+        Who was given up is no longer under way.
+        """
         self._take_arrived()
         if self._restarts.pending:
             self._mender.poll()
             self._take_arrived()
             self._mender.advance()
+        if self._restarts.failed:
+            self._flights.end(self._restarts.failed)
 
     def await_restarts(self, env_ids: Iterable[int]) -> None:
         """Waits until these environments are ready, or one of them is given up."""

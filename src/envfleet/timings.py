@@ -46,7 +46,15 @@ class Timings:
     def quantile(self, q: float) -> list[float]:
         """Per environment, of the last 1000 resets and steps; NaN where there was none."""
         rows = min(_KEPT, int(self.num_calls.max(initial=0)))
-        return [_quantile(column[~np.isnan(column)], q) for column in self._recent[:rows].T]
+        ordered = np.sort(self._recent[:rows].astype(np.float64), axis=0)  # NaN at the end
+        last = np.minimum(self.num_calls, _KEPT) - 1
+        at = q * np.maximum(last, 0)
+        low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
+        known = np.flatnonzero(last >= 0)
+        found = np.full(len(last), np.nan)
+        below, above = ordered[low[known], known], ordered[high[known], known]
+        found[known] = below + (above - below) * (at - low)[known]
+        return [float(value) for value in found]
 
     def slowest(self, medians: Sequence[float]) -> int | None:
         """The environment with the largest of these medians."""

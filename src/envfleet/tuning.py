@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envfleet.channels import Room
+from envfleet.errors import note
 from envfleet.fleet import Fleet
 
 _log = logging.getLogger("envfleet")
@@ -78,7 +79,8 @@ def best(num_envs: int, cost: Cost, room: Room) -> int:
 def measure(fleet: Fleet) -> Cost:
     """Steps the one environment of a fleet, with random actions."""
     random = np.random.default_rng(0)
-    moves = [fleet.action_layout.sample(random, 1) for _ in range(_MOVES)]
+    every = [fleet.action_layout.sample(random, 1) for _ in range(_MOVES)]
+    moves = every[:1]
     fleet.stepper.reset([0])()
     usage, call = [fleet.usage()], float("inf")
     caller_cpu = time.process_time()
@@ -90,9 +92,24 @@ def measure(fleet: Fleet) -> Cost:
     actor_cpu = (usage[-1] - usage[0]) / _CALLS
     # In a row, as the environments of an actor are stepped: alone between two calls a step of a few
     # microseconds takes several times as long, for the caches have been used by others.
-    drilled = fleet.drill(moves, _SECONDS)
-    took, cpu = (seconds / drilled.num_steps for seconds in drilled[1:3])
-    return Cost(took, min(cpu, took), call, caller_cpu, actor_cpu)
+    num_steps, seconds, cpu, repeats, num_failed = 0, 0.0, 0.0, 1, 0
+    while seconds < _SECONDS:
+        drilled = fleet.drill(moves, repeats)
+        if drilled is None:
+            fleet.stepper.reset([0])()
+            continue
+        num_steps += drilled.num_steps
+        num_failed += drilled.num_failed
+        if num_failed >= num_steps:  # for each step that fails there is a reset that does not
+            fleet.restarts.raise_first(drilled.last_failure)
+        seconds, cpu = seconds + drilled.seconds, cpu + drilled.cpu_seconds
+        # At first one step, as a step may take long; then calls of a tenth of the time.
+        moves = every
+        repeats = max(1, int(_SECONDS / 10 / len(moves) * num_steps / seconds))
+    if num_failed:
+        _log.warning("%d of %d steps failed while they were timed", num_failed, num_steps)
+    step = seconds / num_steps
+    return Cost(step, min(cpu / num_steps, step), call, caller_cpu, actor_cpu)
 
 
 def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
@@ -101,11 +118,17 @@ def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
     Says in the log what it has measured and chosen.
     """
     fleet = probe()
-    fleet.start()
     try:
+        fleet.start()
         cost, room = measure(fleet), fleet.room()
+    except Exception as error:
+        note(error, 'while envs_per_actor="auto" timed the first environment, in its own actor')
+        raise
     finally:
-        fleet.close()
+        try:
+            fleet.close()
+        except Exception as problem:  # that of the batch will be raised
+            _log.warning("closing what was timed: %s: %s", type(problem).__name__, problem)
     per_actor = best(num_envs, cost, room)
     num_actors = -(-num_envs // per_actor)
     predicted = batch_seconds(num_envs, per_actor, cost, room.cpus)
@@ -139,18 +162,17 @@ def advise(fleet: Fleet) -> None:
     words = _local_words(num_envs, step, min(batch, predicted), room)
     if batch > _WORTHWHILE * predicted and per_actor != len(fleet.env_ids[0]):
         words = f"; envs_per_actor={per_actor} would make it about {1e3 * predicted:.2f} ms{words}"
-    if words:
-        _log.info(
-            "a batched step of %d environments in %d actors takes %.2f ms, of which the remote "
-            "calls are %.2f ms (%.2f each) and an environment's own step is %.3f ms%s",
-            num_envs,
-            fleet.num_actors,
-            1e3 * batch,
-            1e3 * overhead,
-            1e3 * call,
-            1e3 * step,
-            words,
-        )
+    _log.info(
+        "a batched step of %d environments in %d actors takes %.2f ms, of which the remote "
+        "calls are %.2f ms (%.2f each) and an environment's own step is %.3f ms%s",
+        num_envs,
+        fleet.num_actors,
+        1e3 * batch,
+        1e3 * overhead,
+        1e3 * call,
+        1e3 * step,
+        words or f"; envs_per_actor={per_actor} is as good as any number",
+    )
 
 
 def _local_words(num_envs: int, step: float, predicted: float, room: Room) -> str:

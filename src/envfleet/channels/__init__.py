@@ -91,8 +91,8 @@ class Backend(Protocol):
         """Ends processes that actors which were killed, or have died, leave behind."""
         ...
 
-    def room(self, options: Mapping[str, Any]) -> Room:
-        """What there is for actors with these options."""
+    def room(self, options: Mapping[str, Any], num_actors: int) -> Room:
+        """What there is for actors with these options, of which the caller has so many."""
         ...
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:

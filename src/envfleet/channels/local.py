@@ -56,8 +56,8 @@ class LocalBackend:
     def kill_orphans(self, channels: Sequence[Any]) -> None:
         pass
 
-    def room(self, options: Mapping[str, Any]) -> Room:
-        del options
+    def room(self, options: Mapping[str, Any], num_actors: int) -> Room:
+        del options, num_actors
         return Room(cpus=1, actors=1, is_callers=True)
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:

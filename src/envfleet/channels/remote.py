@@ -227,7 +227,7 @@ class RayBackend:
                 with contextlib.suppress(RayError):
                     _there(node_id, end_orphans, actor_ids)  # nobody waits for it
 
-    def room(self, options: Mapping[str, Any]) -> Room:
+    def room(self, options: Mapping[str, Any], num_actors: int) -> Room:
         total = ray.cluster_resources()
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         cpus = total.get("CPU", 0)
@@ -240,7 +240,12 @@ class RayBackend:
             "memory": options.get("memory"),
             **(options.get("resources") or {}),
         }
-        fit = [total.get(name, 0) // amount for name, amount in held.items() if amount]
+        free = ray.available_resources()  # others of the caller's own would be given back
+        fit = [
+            (free.get(name, 0) + num_actors * amount) // amount
+            for name, amount in held.items()
+            if amount
+        ]
         return Room(max(1, cpus), min(fit, default=float("inf")), is_callers)
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
