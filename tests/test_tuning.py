@@ -168,7 +168,7 @@ def test_batch_dominated_by_the_remote_call_says_so_once(on_ray, caplog):
     with ParallelPyEnvironment(Cheap, num_envs=4) as batch:
         for _ in range(220):
             batch.step([0] * 4)
-    (told,) = messages(caplog)
+    (told,) = [message for message in messages(caplog) if "batched step" in message]
     assert "a batched step of 4 environments in 4 actors takes" in told
     assert "envs_per_actor=" in told
     assert 'backend="local"' in told
@@ -179,7 +179,7 @@ def test_batch_of_slow_environments_says_nothing(on_ray, caplog):
     with ParallelPyEnvironment(functools.partial(DelayEnv, 0.02), num_envs=1) as batch:
         for _ in range(110):
             batch.step([0])
-    assert messages(caplog) == []
+    assert not any("batched step" in message for message in messages(caplog))
 
 
 # -- stats -----------------------------------------------------------------------------------------

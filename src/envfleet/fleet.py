@@ -240,8 +240,8 @@ class Fleet:
         """Has the first actor step its environments, without a call for each step.
 
         Args:
-          moves: actions for them; they have the time of so many steps.
-          repeats: how often all of them.
+          moves: actions for them; the call has the time of so many steps.
+          repeats: how often all of them, where steps take a fraction of that time.
 
         Returns:
           None if the actor was lost, and a reset will bring it back.
@@ -249,7 +249,7 @@ class Fleet:
         rows = len(self.env_ids[0])
         blocks = [self.action_layout.rows(columns, slice(0, rows), rows) for columns in moves]
         limit = self.stepper.resetting_limit
-        limit = limit and limit * repeats * len(moves)
+        limit = limit and limit * len(moves)
         drilled: Drilled | None = self._ask("step", "drill", blocks, repeats, limit=limit)
         return drilled
 

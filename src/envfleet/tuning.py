@@ -26,7 +26,7 @@ _CALLS = 50
 _SECONDS = 0.5
 """So long the environment is stepped, or for one step if that takes longer."""
 
-_MOVES = 16
+_MOVES = 8
 """By so many random actions, in turn."""
 
 _NEARLY = 0.9
