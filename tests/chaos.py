@@ -1,12 +1,15 @@
-"""Environments that go wrong at random, for minutes on end, under `on_failure="restart"`.
+"""Environments that go wrong at random, for minutes on end.
 
     python tests/chaos.py --minutes 10
-    python tests/chaos.py --minutes 1 --faults 0    # without faults, for comparison
+    python tests/chaos.py --minutes 1 --faults 0                       # without faults
+    python tests/chaos.py --minutes 5 --mode first-ready --max-restarts 0    # failures are raised
 
-Every row of every time step is held against a model of the environments that knows nothing of
-envfleet: it must be the one that comes next, or the truncation that stands for a failure. Faults
+The batch is stepped in lockstep, first-ready, or by turns. Every row of every time step is held
+against a model of the environments that knows nothing of envfleet: it must be the answer to what
+its own slot was asked, the one that comes next, or the truncation that stands for a failure. Faults
 are drawn by the environments themselves, and a thread of the driver kills their processes from
-outside. Exits with 1 after a bad transition, a budget that was spent, or where something is left.
+outside. Exits with 1 after a bad transition, another error than the one that is due, or where
+something is left.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import gc
 import hashlib
 import itertools
 import logging
+import operator
 import os
 import platform
 import random
@@ -33,7 +37,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +53,10 @@ Counts = collections.Counter[tuple[int, str, str]]
 
 FIRST, MID, LAST = 0, 1, 2
 UNKNOWN = -1
+RESET = None
+"""What a slot was asked where that was no action."""
+
+MODES = ("lockstep", "first-ready", "mixed")
 
 RAY_INIT = {
     "address": "local",
@@ -63,8 +71,9 @@ LIMITS = {
     "reset_timeout": 1.0,
     "start_timeout": 20.0,
     "call_timeout": 20.0,
-    "max_restarts": 50,  # in a row; with the chances below it is never spent
 }
+MAX_RESTARTS = 50
+"""In a row; with the chances below it is never spent."""
 
 
 # -- the model -------------------------------------------------------------------------------------
@@ -138,13 +147,25 @@ def cut(row: Row) -> Row:
     return row._replace(step_type=LAST, reward=0.0, discount=1.0)
 
 
-def opening(slot: int, before: Row, found: Row) -> list[Row]:
-    """What may follow an episode: the next one, or the first one of a new instance."""
+def opening(
+    slot: int, before: Row, found: Row, least_build: int = 0, num_resets: int = 1
+) -> list[Row]:
+    """What may follow an episode: the next one, or the first one of a new instance.
+
+    Args:
+      slot, before, found: where, what it has shown, and what it shows now.
+      least_build: of the new instance; if it is not the old one's, there has to be a new one.
+      num_resets: how often the old one was reset since.
+    """
     old, new = before.header, found.header
-    build = max(new.build, old.build + 1)
+    build = max(new.build, old.build + 1, least_build)
     seed = UNKNOWN if new.seed == old.seed else new.seed  # a new instance has another one
     rebuilt = first(Header(slot, build, 0, 0, -1, new.pid, seed))
-    return [rebuilt] if before.is_cut else [first(old._replace(episode=old.episode + 1)), rebuilt]
+    if not old.build:  # which the slot has never shown
+        return [rebuilt, first(rebuilt.header._replace(episode=num_resets - 1))]
+    if before.is_cut or least_build > old.build:
+        return [rebuilt]
+    return [first(old._replace(episode=old.episode + num_resets)), rebuilt]
 
 
 def rows(time_step: dm_env.TimeStep) -> list[Row]:
@@ -165,66 +186,220 @@ def rows(time_step: dm_env.TimeStep) -> list[Row]:
 class Checker:
     """Holds what a batch shows against the model, and writes down in words what does not fit.
 
+    Args:
+      num_envs: size of the batch.
+      truncates: whether a failure shows as a truncation; if not, it is raised.
+
     Attributes:
       rows: what each slot has shown last.
-      calls, transitions: how many steps and resets of the batch were seen, and how many rows.
+      asked: the environments under way, and what they were asked: an action, or `RESET`.
+      failed: environments whose failure was raised, until they show a time step again.
+      calls, transitions: how many calls of the batch were seen, and how many rows.
       truncations: per slot, episodes that a failure has cut.
+      dropped: per slot, answers that a reset of the batch has dropped.
+      raised: per slot, failures that were raised.
       instances: per slot, how many instances have shown themselves.
       num_bad, bad: how many rows did not fit, and the first of them in words.
     """
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, truncates: bool = True) -> None:
         nobody = Header(UNKNOWN, 0, -1, -1, -1, UNKNOWN, UNKNOWN)
         self.rows = [cut(first(nobody._replace(env=slot))) for slot in range(num_envs)]
+        self.asked: dict[int, int | None] = {}
+        self.failed: set[int] = set()
         self.calls = self.transitions = self.num_bad = 0
         self.truncations = [0] * num_envs
+        self.dropped = [0] * num_envs
+        self.raised = [0] * num_envs
         self.instances = [0] * num_envs
         self.bad: list[str] = []
+        self._truncates = truncates
+        self._least_builds = [0] * num_envs
+        self._glimpses: dict[int, Row] = {}
+        self._num_recvs = 0
+        self._sent_before: dict[int, int] = {}
+        self._doubts: dict[int, int] = {}
+
+    @property
+    def resting(self) -> list[int]:
+        """Environments that can be sent."""
+        return [i for i in range(len(self.rows)) if i not in self.asked and i not in self.failed]
+
+    @property
+    def broken(self) -> list[int]:
+        """Environments that have failed, and were not reset since."""
+        return sorted(self.failed - self.asked.keys())
+
+    @property
+    def unseen(self) -> list[int]:
+        """Environments that have shown no time step yet."""
+        return [i for i, row in enumerate(self.rows) if not row.header.build]
+
+    # -- what the batch was asked, and what it gave
 
     def stepped(self, found: Sequence[Row], actions: Sequence[int]) -> None:
         """The batch was stepped with these actions."""
-        self.calls += 1
-        for slot, (before, row, action) in enumerate(zip(self.rows, found, actions, strict=True)):
-            if before.step_type == LAST:
-                self._take(slot, row, opening(slot, before, row))
-            else:
-                self._take(slot, row, [following(before.header, action), cut(before)])
+        self.sent(dict(enumerate(actions)))
+        self.drained(found, range(len(found)))
 
     def was_reset(self, found: Sequence[Row], env_ids: Sequence[int]) -> None:
         """Some were reset; the others stand still, or are cut where they share a failing actor."""
         self.calls += 1
         for slot, (before, row) in enumerate(zip(self.rows, found, strict=True)):
             if slot in env_ids:
-                self._take(slot, row, opening(slot, before, row))
+                self._take(slot, row, self._reset_again(slot, row))
+            elif slot in self._doubts:
+                goes_on = self._answers(slot, row)
+                begins = self._reset_again(slot, row)
+                self._take(slot, row, [*goes_on, *begins, *self._still(before)])
             else:
-                self._take(
-                    slot, row, [before] if before.step_type == LAST else [before, cut(before)]
-                )
+                self._take(slot, row, self._still(before))
+        for slot in self.asked:
+            self.dropped[slot] += slot in env_ids
+        self.asked.clear()
+        self._doubts.clear()
 
-    def unchanged(self, found: Sequence[Row]) -> None:
+    def sent(self, asked: Mapping[int, int | None]) -> None:
+        """These are under way from now on."""
+        self.calls += 1
+        self.asked |= asked
+        self._sent_before |= dict.fromkeys(asked, self._num_recvs)
+
+    def awaits(self, max_staleness: int | None) -> set[int]:
+        """Those that the next `recv` has to bring."""
+        self.calls += 1
+        if max_staleness is None:
+            return set()
+        oldest = self._num_recvs + 1 - max_staleness
+        return {i for i in self.asked if self._sent_before[i] <= oldest}
+
+    def received(
+        self,
+        found: Sequence[Row],
+        env_ids: Sequence[int],
+        at_least: int = 0,
+        among_them: Collection[int] = (),
+    ) -> None:
+        """These have arrived; there should be so many, and some of them should be among them."""
+        self._num_recvs += 1  # (one that raises is not counted: the batch may count it or not)
+        if [*env_ids] != sorted(set(env_ids)) or len(found) != len(env_ids):
+            self._complain(None, f"{len(found)} rows of {env_ids}", ["ids in ascending order"])
+        if len(env_ids) < at_least:
+            self._complain(None, f"time steps of {env_ids}", [f"{at_least} of them"])
+        for slot in sorted(set(among_them) - set(env_ids)):
+            self._complain(slot, "no time step", [f"one, for {self.asked[slot]}"])
+        for slot, row in zip(env_ids, found, strict=False):
+            if slot not in self.asked:
+                self._complain(slot, row, ["nothing: it is not under way"])
+                continue
+            answers = self._answers(slot, row)
+            if slot in self._glimpses:
+                answers = [self._glimpses[slot]]
+            self._take(slot, row, answers)
+            del self.asked[slot]
+
+    def drained(self, found: Sequence[Row], env_ids: Sequence[int]) -> None:
+        """All that were under way have arrived."""
+        self.received(found, env_ids, among_them=[*self.asked])
+        self.asked.clear()
+
+    def gave_up(
+        self, env_ids: Collection[int], lockstep: Mapping[int, int | None] | None = None
+    ) -> None:
+        """Failures were raised.
+
+        `lockstep` is what a lockstep call has asked that raised them: it may have sent that or not,
+        and shows nothing of the others until a reset does.
+        """
+        for slot in lockstep or ():
+            self._doubts[slot] = self._doubts.get(slot, 0) + 1
+        self.asked = {**(lockstep or {}), **self.asked}
+        for slot in env_ids:
+            if slot in self.failed and slot not in self.asked:
+                self._complain(slot, "a failure", ["none: it has been raised before"])
+            self.asked.pop(slot, None)
+            self._glimpses.pop(slot, None)
+            self._doubts.pop(slot, None)
+            self.failed.add(slot)
+            self.raised[slot] += 1
+
+    def looked(self, found: Sequence[Row]) -> None:
         """The batch was asked where it is."""
+        self.calls += 1
         for slot, (before, row) in enumerate(zip(self.rows, found, strict=True)):
-            self._take(slot, row, [before])
+            self.transitions += 1
+            allowed = [self._glimpses.get(slot, before)]
+            if slot in self.asked and slot not in self._glimpses:
+                allowed += self._answers(slot, row)
+            if row not in allowed:
+                self._complain(slot, row, allowed)
+            elif row != before:
+                self._glimpses[slot] = row
 
-    def answered(self, slot: int, answer: object) -> None:
+    def answered(self, slot: int, answer: tuple[int, int]) -> None:
         """An environment was asked who it is."""
-        header = self.rows[slot].header
-        if answer != (header.env, header.build):
-            self._complain(slot, answer, [(header.env, header.build)])
+        before, (env, build) = self.rows[slot], answer
+        least = before.header.build + before.is_cut
+        if env != slot or build < max(least, self._least_builds[slot]):
+            self._complain(slot, answer, [(slot, least)])
+        elif slot not in self.asked:  # what is under way may have landed before it was rebuilt
+            self._least_builds[slot] = build
+
+    # -- what may come
+
+    def _answers(self, slot: int, row: Row) -> list[Row]:
+        """What may come from one under way."""
+        before, asked = self.rows[slot], self.asked[slot]
+        least = self._least_build(slot)
+        if asked is RESET or before.step_type == LAST:
+            return opening(slot, before, row, least)
+        goes_on = [following(before.header, asked)] if least <= before.header.build else []
+        return [*goes_on, *([cut(before)] if self._truncates else [])]
+
+    def _reset_again(self, slot: int, row: Row) -> list[Row]:
+        """What may come from one that was reset, whatever it was asked before."""
+        before, least = self.rows[slot], self._least_build(slot)
+        begins = slot in self.asked and (self.asked[slot] is RESET or before.step_type == LAST)
+        doubts = self._doubts.get(slot, 0)
+        fewest = 1 if doubts else 1 + begins
+        return [
+            allowed
+            for num_resets in range(fewest, 2 + begins + doubts)
+            for allowed in opening(slot, before, row, least, num_resets)
+        ]
+
+    def _still(self, before: Row) -> list[Row]:
+        return (
+            [before] if before.step_type == LAST or not self._truncates else [before, cut(before)]
+        )
+
+    def _least_build(self, slot: int) -> int:
+        return max(self._least_builds[slot], (slot in self.failed) + self.rows[slot].header.build)
 
     def _take(self, slot: int, row: Row, allowed: Sequence[Row]) -> None:
         before, self.rows[slot] = self.rows[slot], row
         self.transitions += 1
         self.truncations[slot] += row.is_cut and before.step_type != LAST
         self.instances[slot] += row.header.build != before.header.build
+        self._glimpses.pop(slot, None)
+        if row != before:
+            self.failed.discard(slot)
+        if row.header.build >= self._least_builds[slot]:
+            self._least_builds[slot] = 0
         if row not in allowed:
             self._complain(slot, row, allowed)
 
-    def _complain(self, slot: int, found: object, allowed: Sequence[object]) -> None:
+    def refused(self, words: str, expected: str) -> None:
+        """A call was refused in so many words."""
+        if expected not in words:
+            self._complain(None, f"refused with {words}", [expected])
+
+    def _complain(self, slot: int | None, found: object, allowed: Sequence[object]) -> None:
         self.num_bad += 1
         if len(self.bad) < 10:
             expected = "\n    or ".join(map(str, allowed))
-            self.bad.append(f"slot {slot}, call {self.calls}: {found}\n    expected {expected}")
+            where = "all slots" if slot is None else f"slot {slot}"
+            self.bad.append(f"{where}, call {self.calls}: {found}\n    expected {expected}")
 
 
 # -- can the checker fail? -------------------------------------------------------------------------
@@ -246,8 +421,81 @@ def _reset_of_others(checker: Checker, row: Row) -> None:
     checker.was_reset([row], [])
 
 
-def _asked(checker: Checker, row: Row) -> None:
-    checker.unchanged([row])
+def _look(checker: Checker, row: Row) -> None:
+    checker.looked([row])
+
+
+def _arrival(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.received([row], [0])
+
+
+def _arrival_of_reset(checker: Checker, row: Row) -> None:
+    checker.sent({0: RESET})
+    checker.received([row], [0])
+
+
+def _unasked_arrival(checker: Checker, row: Row) -> None:
+    checker.received([row], [0])
+
+
+def _second_arrival(checker: Checker, row: Row) -> None:
+    _arrival(checker, _NEXT)
+    checker.received([row], [0])
+
+
+def _missing_arrival(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.drained([], [])
+
+
+def _stale_arrival(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    for _ in range(2):
+        checker.received([], [], among_them=checker.awaits(max_staleness=2))
+
+
+def _too_few(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.received([], [], at_least=1)
+
+
+def _dropping_reset(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.was_reset([row], [0])
+
+
+def _look_at_one_under_way(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.looked([row])
+
+
+def _look_and_arrival(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.looked([_NEXT])
+    checker.received([row], [0])
+
+
+def _raised(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.gave_up([0])
+    checker.sent({0: RESET})
+    checker.received([row], [0])
+
+
+def _raised_twice(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.gave_up([0])
+    checker.gave_up([0])
+
+
+def _asked_who_it_is(checker: Checker, row: Row) -> None:
+    checker.answered(0, (row.header.env, row.header.build))
+
+
+def _answer_of_new_instance(checker: Checker, row: Row) -> None:
+    checker.answered(0, (0, _NEW_INSTANCE.header.build))
+    _arrival(checker, row)
 
 
 ACTION = 7
@@ -269,7 +517,24 @@ RIGHT_CASES = {
     "a reset that rebuilds": Case(_MID, _NEW_INSTANCE, _reset),
     "a reset of others": Case(_MID, _MID, _reset_of_others),
     "a reset of others that fails": Case(_MID, cut(_MID), _reset_of_others),
-    "a look": Case(_MID, _MID, _asked),
+    "a look": Case(_MID, _MID, _look),
+    "an arrival": Case(_MID, _NEXT, _arrival),
+    "an arrival of a failure": Case(_MID, cut(_MID), _arrival),
+    "an arrival of the next episode": Case(_LAST, _NEW_EPISODE, _arrival),
+    "an arrival of a reset": Case(_MID, _NEW_EPISODE, _arrival_of_reset),
+    "a reset that drops a step": Case(_MID, _NEW_EPISODE, _dropping_reset),
+    "a reset that drops an episode": Case(
+        _LAST, first(_HEADER._replace(episode=6)), _dropping_reset
+    ),
+    "a look at one under way": Case(_MID, _MID, _look_at_one_under_way),
+    "a look at one that has landed": Case(_MID, _NEXT, _look_at_one_under_way),
+    "an arrival after a look": Case(_MID, _NEXT, _look_and_arrival),
+    "a new instance after an error": Case(_MID, _NEW_INSTANCE, _raised),
+    "a reset that drops the first one": Case(
+        Checker(1).rows[0], first(_NEW_INSTANCE.header._replace(episode=1)), _dropping_reset
+    ),
+    "an answer": Case(_MID, _MID, _asked_who_it_is),
+    "a failure after an answer": Case(_MID, cut(_MID), _answer_of_new_instance),
 }
 """What the checker must accept."""
 
@@ -308,7 +573,31 @@ CHECKER_CASES = {
     "a step past the end": Case(_LAST, following(_LAST.header, ACTION)),
     "a reset that does not": Case(_MID, _MID, _reset),
     "a reset of others that steps": Case(_MID, _NEXT, _reset_of_others),
-    "a look that moves": Case(_MID, _NEXT, _asked),
+    "a look that moves": Case(_MID, _NEXT, _look),
+    "an arrival of one at rest": Case(_MID, _NEXT, _unasked_arrival),
+    "an arrival of a wrong action": Case(_MID, following(_MID.header, ACTION + 1), _arrival),
+    "a second arrival": Case(_MID, following(_NEXT.header, ACTION), _second_arrival),
+    "the same arrival again": Case(_MID, _NEXT, _second_arrival),
+    "one that does not arrive": Case(_MID, _NEXT, _missing_arrival),
+    "one that arrives too late": Case(_MID, _NEXT, _stale_arrival),
+    "too few that arrive": Case(_MID, _NEXT, _too_few),
+    "an arrival of a reset that steps": Case(_MID, _NEXT, _arrival_of_reset),
+    "a reset that drops nothing": Case(_LAST, _NEW_EPISODE, _dropping_reset),
+    "a reset that shows what it drops": Case(_MID, _NEXT, _dropping_reset),
+    "a look that is taken back": Case(_MID, cut(_MID), _look_and_arrival),
+    "an episode of an instance whose failure was raised": Case(_MID, _NEW_EPISODE, _raised),
+    "an error that comes twice": Case(_MID, _MID, _raised_twice),
+    "a second episode at the start": Case(
+        Checker(1).rows[0], first(_NEW_INSTANCE.header._replace(episode=1)), _arrival_of_reset
+    ),
+    "an answer of another": Case(
+        _MID, _MID._replace(header=_MID.header._replace(env=1)), _asked_who_it_is
+    ),
+    "an answer of an earlier instance": Case(
+        _MID, _MID._replace(header=_MID.header._replace(build=2)), _asked_who_it_is
+    ),
+    "an answer of the failed instance": Case(cut(_MID), cut(_MID), _asked_who_it_is),
+    "a step of an instance that was replaced": Case(_MID, _NEXT, _answer_of_new_instance),
 }
 """What the checker must report."""
 
@@ -340,6 +629,8 @@ CHANCES = {
 
 KILLS_PER_SECOND = 0.2
 SECONDS_BETWEEN_NEWS = 30.0
+LONGEST_POLL = 40.0
+"""Seconds until something has to land: a hang and a rebuild on a busy machine, and more."""
 SLACK = {"memory": 30.0, "open_files": 8, "processes": 4}
 
 
@@ -574,19 +865,39 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 class Driver:
     """Steps a batch, resets and asks it at random, and shows all that it gives to the checker.
 
+    Args:
+      batch: to be stepped.
+      chaos: what may go wrong in it.
+      mode: one of `MODES`.
+      max_restarts, max_staleness: of the batch.
+      log: takes a line now and then.
+
     Attributes:
       checker: what has seen it all.
       failures: the batch's records, counted by environment, phase and type.
-      step_seconds, other_seconds: how long each step took, and each other call.
+      step_seconds, recv_seconds, other_seconds: how long each step took, each `recv` and `drain`,
+        and each other call.
+      overrun: by how many seconds a `recv` has passed its timeout at most.
       kills: how many processes were ended from outside.
     """
 
-    def __init__(self, batch: Any, chaos: Chaos, log: Callable[[str], object]) -> None:
-        self.checker = Checker(batch.batch_size)
+    def __init__(
+        self,
+        batch: Any,
+        chaos: Chaos,
+        mode: str,
+        max_restarts: int,
+        max_staleness: int | None,
+        log: Callable[[str], object],
+    ) -> None:
+        self.checker = Checker(batch.batch_size, truncates=max_restarts > 0)
         self.failures: Counts = collections.Counter()
         self.step_seconds, self.other_seconds = array.array("d"), array.array("d")
+        self.recv_seconds = array.array("d")
+        self.overrun = 0.0
         self.kills = 0
         self._batch, self._chaos, self._log = batch, chaos, log
+        self._mode, self._max_restarts, self._max_staleness = mode, max_restarts, max_staleness
         self._random = random.Random(chaos.seed)
         self._newest: object = None
         self._began = time.monotonic()
@@ -602,9 +913,21 @@ class Driver:
         killer = Killer(self._pids, self._chaos.kills_per_second, self._random.randrange(2**31))
         with self._chaos.armed(), killer:
             while self.seconds < until:
-                self._step()
-                self._interlude()
-                self._tell()
+                end = min(until, self.seconds + self._random.uniform(0.5, 5.0))
+                mode = self._mode
+                if mode == "mixed":
+                    mode = self._random.choice(["lockstep", "first-ready"])
+                if mode == "lockstep":
+                    while self.seconds < end:
+                        self._step()
+                        self._interlude()
+                        self._tell()
+                    self._bring_back()
+                else:
+                    while self.seconds < end:
+                        self._turn()
+                        self._tell()
+                    self._land()
         self.kills += killer.kills
         for steps in range(1, 100):
             self._step()
@@ -623,50 +946,260 @@ class Driver:
     def _pids(self) -> list[int]:
         return [row.header.pid for row in self.checker.rows]
 
+    def _action(self) -> int:
+        return self._random.randrange(10**9)
+
+    def _some(self, env_ids: Sequence[int]) -> list[int]:
+        """Some of these, at least one, in any order."""
+        return self._random.sample(env_ids, self._random.randint(1, len(env_ids)))
+
+    @property
+    def _everyone(self) -> range:
+        return range(self._batch.batch_size)
+
+    # -- lockstep
+
     def _step(self) -> None:
-        actions = [self._random.randrange(10**9) for _ in self.checker.rows]
-        with _timed(self.step_seconds):
+        self._bring_back()
+        actions = [self._action() for _ in self._everyone]
+        with self._raising(dict(enumerate(actions))), _timed(self.step_seconds):
             time_step = self._batch.step(np.array(actions))
-        self.checker.stepped(rows(time_step), actions)
-        self._count_failures()
+            self.checker.stepped(rows(time_step), actions)
 
     def _interlude(self) -> None:
         """Now and then something other than a step."""
-        env_ids = range(self._batch.batch_size)
-        some = sorted(self._random.sample(env_ids, self._random.randint(1, len(env_ids))))
         draw = self._random.random()
+        if self.checker.failed:
+            return
         if draw < 0.002:
             self._reset(None)
         elif draw < 0.01:
-            self._reset(some)
+            self._reset(sorted(self._some(self._everyone)))
         elif draw < 0.02:
-            self._ping([i for i in some if not self.checker.rows[i].is_cut])
+            self._ping()
         elif draw < 0.04:
-            self.checker.unchanged(rows(self._batch.current_time_step()))
-        self._count_failures()
+            self._look()
+
+    def _bring_back(self) -> None:
+        """Resets what has failed, until nothing has."""
+        while self.checker.failed:
+            wanted = sorted({*self.checker.failed, *self.checker.unseen})
+            self._reset(self._random.choice([None, wanted]))
 
     def _reset(self, env_ids: Sequence[int] | None) -> None:
-        with _timed(self.other_seconds):
+        chosen = self._everyone if env_ids is None else env_ids
+        with self._raising(dict.fromkeys(chosen, RESET)), _timed(self.other_seconds):
             time_step = self._batch.reset(env_ids)
-        everyone = range(self._batch.batch_size)
-        self.checker.was_reset(rows(time_step), everyone if env_ids is None else env_ids)
+            self.checker.was_reset(rows(time_step), chosen)
 
-    def _ping(self, env_ids: Sequence[int]) -> None:
+    @contextlib.contextmanager
+    def _raising(self, lockstep: Mapping[int, int | None] | None = None) -> Iterator[None]:
+        """Around a call (what it asks, if in lockstep): only a spent budget may be raised."""
+        try:
+            yield
+        except Exception as error:
+            given_up = self._given_up(error)
+            if not given_up:
+                raise
+            self.checker.gave_up(given_up, lockstep)
+        finally:
+            self._count_failures()
+
+    def _given_up(self, error: Exception) -> set[int]:
+        """Environments whose budget an error says to be spent: it has every attempt."""
+        failures = getattr(error, "env_failures", ())
+        attempts = collections.Counter(failure.index for failure in failures)
+        if self._max_restarts >= MAX_RESTARTS:  # which is not to be spent
+            return set()
+        return {i for i, number in attempts.items() if number > self._max_restarts}
+
+    # -- first-ready
+
+    def _turn(self) -> None:
+        """One call, at random, of those that first-ready stepping has."""
+        checker = self.checker
+        if checker.broken and self._random.random() < 0.1:
+            self._async_reset(self._some(checker.broken))
+        moves: list[tuple[float, bool, Callable[[], None]]] = [
+            (40, bool(checker.resting), lambda: self._send(self._some(checker.resting))),
+            (40, bool(checker.asked), self._recv),
+            (2, bool(checker.asked), self._poll),
+            (1, bool(checker.asked), self._drain),
+            (1, bool(checker.resting), self._async_reset_some),
+            (0.2, True, lambda: self._reset_at_any_time(None)),
+            (0.4, True, self._reset_around),
+            (1, bool(checker.resting or checker.asked), self._ping),
+            (2, not checker.failed and not checker.unseen, self._look),
+            (2, bool(checker.asked) and not checker.failed, self._misuse),
+            (0.5, bool(checker.broken), self._send_to_broken),
+            (0.5, bool(checker.broken), self._reset_without_broken),
+        ]
+        possible = [(weight, move) for weight, is_possible, move in moves if is_possible]
+        weights, choices = zip(*possible, strict=True)
+        self._random.choices(choices, weights)[0]()
+
+    def _land(self) -> None:
+        """Ends it, so that lockstep may go on."""
+        while self.checker.asked:
+            if self._random.random() < 0.5:
+                self._drain()
+            else:
+                self._reset_at_any_time(None)
+
+    def _send(self, env_ids: Sequence[int]) -> None:
+        asked = {i: self._action() for i in env_ids}
+        with self._raising(), _timed(self.other_seconds):
+            self._batch.send(np.array([*asked.values()]), env_ids)
+            self.checker.sent(asked)
+
+    def _async_reset_some(self) -> None:
+        self._async_reset(self._some([*self.checker.resting, *self.checker.broken]))
+
+    def _async_reset(self, env_ids: Sequence[int]) -> None:
+        with self._raising(), _timed(self.other_seconds):
+            self._batch.async_reset(env_ids)
+            self.checker.sent(dict.fromkeys(env_ids, RESET))
+            return
+        if self.checker.broken:  # it was refused, and has brought nothing back
+            self._send_to_broken()
+
+    def _recv(self) -> None:
+        timeouts = [None, None, None, 0, self._random.uniform(0, 0.02), 10.0]
+        self._receive(
+            self._random.randint(1, len(self.checker.asked)), self._random.choice(timeouts)
+        )
+
+    def _receive(self, min_envs: int, timeout: float | None) -> None:
+        stale = self.checker.awaits(self._max_staleness)
+        began = time.monotonic()
+        with self._raising(), _timed(self.recv_seconds):
+            time_step, env_ids = self._batch.recv(min_envs, timeout)
+            waited = time.monotonic() - began
+            is_late = timeout is not None and waited >= timeout
+            if is_late:
+                self.overrun = max(self.overrun, waited - timeout)
+            self.checker.received(
+                rows(time_step),
+                self._as_list(env_ids),
+                0 if is_late else min_envs,
+                () if is_late else stale,
+            )
+
+    def _poll(self) -> None:
+        """Asks again and again what has landed, without ever waiting."""
+        before, deadline = len(self.checker.asked), time.monotonic() + LONGEST_POLL
+        while len(self.checker.asked) == before:
+            if time.monotonic() > deadline:
+                self.checker.received([], [], at_least=1)
+                return
+            self._receive(1, 0)
+            time.sleep(0.002)
+
+    def _drain(self) -> None:
+        self.checker.awaits(self._max_staleness)
+        with self._raising(), _timed(self.recv_seconds):
+            time_step, env_ids = self._batch.drain()
+            self.checker.drained(rows(time_step), self._as_list(env_ids))
+
+    def _as_list(self, env_ids: np.ndarray[Any, Any]) -> list[int]:
+        assert env_ids.dtype == np.int64, env_ids.dtype
+        return env_ids.tolist()
+
+    def _reset_around(self) -> None:
+        """Resets at least those that are under way or broken, or have had no reset."""
+        wanted = {*self.checker.asked, *self.checker.broken, *self.checker.unseen}
+        self._reset_at_any_time(sorted(wanted | {*self._some(self._everyone)}))
+
+    def _reset_at_any_time(self, env_ids: Sequence[int] | None) -> None:
+        """Others show themselves again after an error; that may take several resets."""
+        self._reset(env_ids)
+        self._bring_back()
+        if self.checker.asked:
+            self._reset(None)
+
+    def _misuse(self) -> None:
+        """A call that has to be refused, and to move nothing."""
+        from envfleet import EnvBusy
+
+        batch, checker = self._batch, self.checker
+        away = self._some([*checker.asked])
+        mixed = [*away, *(self._some(checker.resting) if checker.resting else [])]
+        self._random.shuffle(mixed)
+        others = [i for i in self._everyone if i not in away]
+        too_many = len(checker.asked) + 1
+        calls: list[tuple[type[Exception], str, Callable[[], object]]] = [
+            (EnvBusy, _named(away), lambda: batch.send(np.zeros(len(mixed), np.int64), mixed)),
+            (EnvBusy, _named(away), lambda: batch.async_reset(mixed)),
+            (EnvBusy, _named(checker.asked), lambda: batch.step(np.zeros(batch.batch_size, int))),
+            (EnvBusy, _named(away), lambda: batch.reset(others)),
+            (EnvBusy, _named(checker.asked), lambda: batch.set_state([0] * batch.batch_size)),
+            (ValueError, f"min_envs={too_many}", lambda: batch.recv(too_many, 0)),
+        ]
+        if self._max_restarts < MAX_RESTARTS:
+            # Some may be under way no longer, and nobody was told of it yet.
+            calls = [(expected, "", call) for expected, _, call in [*calls[:3], *calls[4:]]]
+        expected, words, call = self._random.choice(calls)
+        checker.calls += 1
+        with self._raising():
+            try:
+                call()
+            except expected as error:
+                checker.refused(str(error), words)
+            else:
+                checker.refused("nothing", f"{expected.__name__}: {words}")
+
+    def _send_to_broken(self) -> None:
+        env_ids = [*self._some(self.checker.broken)]
+        env_ids += self._some(self.checker.resting) if self.checker.resting else []
+        actions = np.zeros(len(env_ids), np.int64)
+        self._has_to_be_brought_back(lambda: self._batch.send(actions, env_ids))
+
+    def _reset_without_broken(self) -> None:
+        left_out = self._some(self.checker.broken)
+        env_ids = [i for i in self._everyone if i not in left_out]
+        self._has_to_be_brought_back(lambda: self._batch.reset(env_ids))
+
+    def _has_to_be_brought_back(self, call: Callable[[], object]) -> None:
+        """A call that something broken is in the way of: it has to move nothing."""
+        from envfleet import ResetNeeded
+
+        self.checker.calls += 1
+        with self._raising():
+            try:
+                call()
+            except ResetNeeded:
+                return
+            self.checker.refused("nothing", "ResetNeeded")
+
+    # -- either way
+
+    def _look(self) -> None:
+        with self._raising():
+            self.checker.looked(rows(self._batch.current_time_step()))
+
+    def _ping(self) -> None:
         from envfleet import ActorDied, EnvTimeout
 
+        env_ids = self._some([*self.checker.resting, *self.checker.asked])
         try:
-            with _timed(self.other_seconds):
+            with self._raising(), _timed(self.other_seconds):
                 answers = self._batch.call("ping", env_ids=env_ids)
+                for slot, answer in zip(env_ids, answers, strict=True):
+                    self.checker.answered(slot, answer)
         except (ActorDied, EnvTimeout):
-            return  # it was killed just now: the next step shows it
-        for slot, answer in zip(env_ids, answers, strict=True):
-            self.checker.answered(slot, answer)
+            pass  # it was killed just now: the next step shows it
 
     def _count_failures(self) -> None:
         records = list(self._batch.failures)
         for record in itertools.takewhile(lambda one: one is not self._newest, records[::-1]):
             self.failures[record.index, record.phase, record.type_name] += 1
         self._newest = records[-1] if records else None
+
+
+def _named(env_ids: Collection[int]) -> str:
+    """How an error names environments."""
+    names = ", ".join(map(str, sorted(env_ids)))
+    return f"env {names} of" if len(env_ids) == 1 else f"envs {names} of"
 
 
 @contextlib.contextmanager
@@ -681,6 +1214,8 @@ class Report:
     """What a run saw, and what was wrong with it."""
 
     seed: int
+    batch: str
+    """Its mode and its arguments, in words."""
     seconds: float
     driver: Driver
     injected: Counts
@@ -698,9 +1233,12 @@ class Report:
         checker, failures = self.driver.checker, self.driver.failures
         table = {
             "seed": self.seed,
-            "steps checked": f"{checker.calls} batched, {checker.transitions} rows, "
+            "batch": self.batch,
+            "calls checked": f"{checker.calls}, {checker.transitions} rows, "
             f"in {self.seconds:.0f} s",
             "time of a step": _times(self.driver.step_seconds),
+            "of a recv": _times(self.driver.recv_seconds),
+            "past its timeout": f"{self.driver.overrun:.2f} s at most",
             "of another call": _times(self.driver.other_seconds),
             "killed from outside": self.driver.kills,
             "faults injected": _by_phase(self.injected),
@@ -708,6 +1246,8 @@ class Report:
             "failures a second": f"{failures.total() / self.seconds:.2f}",
             "restarts": self.restarts,
             "truncations": sum(checker.truncations),
+            "raised": sum(checker.raised),
+            "dropped by a reset": sum(checker.dropped),
             "bad transitions": checker.num_bad,
             "held": "after warming up -> at the end",
         }
@@ -721,7 +1261,8 @@ class Report:
 def _times(seconds: Sequence[float]) -> str:
     if not seconds:
         return "none"
-    return f"median {1e3 * statistics.median(seconds):.1f} ms, worst {max(seconds):.2f} s"
+    median = 1e3 * statistics.median(seconds)
+    return f"{len(seconds)}, median {median:.1f} ms, worst {max(seconds):.2f} s"
 
 
 def _by_phase(counts: Counts) -> str:
@@ -739,9 +1280,11 @@ def contradictions(driver: Driver, injected: Counts, stats: Any) -> Iterator[str
     They need not be equal: an environment fails along with others of its process, and a slow
     machine makes timeouts that nobody injected.
     """
-    for i, (truncations, instances, failures, restarts) in enumerate(
+    for i, (truncations, hidden, instances, failures, restarts) in enumerate(
         zip(
             driver.checker.truncations,
+            # Of these a failure may have been the answer.
+            map(operator.add, driver.checker.dropped, driver.checker.raised),
             driver.checker.instances,
             stats.failures,
             stats.restarts,
@@ -753,7 +1296,12 @@ def contradictions(driver: Driver, injected: Counts, stats: Any) -> Iterator[str
         records = sum(n for (env_id, *_), n in driver.failures.items() if env_id == i)
         for few, of_these, many, of_those in (
             (truncations, "truncations", failures, "failures"),
-            (faulty_steps, "faults in steps", truncations, "truncations"),
+            (
+                faulty_steps,
+                "faults in steps",
+                truncations + hidden,
+                "truncations, errors and drops",
+            ),
             (faulty, "faults", failures, "failures"),
             (records, "records", failures, "failures"),
             (failures, "failures", records, "records"),
@@ -774,8 +1322,11 @@ def grown(start: Footprint, end: Footprint) -> Iterator[str]:
 def run(
     *,
     minutes: float = 10.0,
+    mode: str = "mixed",
     envs: int = 16,
     envs_per_actor: int = 2,
+    max_restarts: int = MAX_RESTARTS,
+    max_staleness: int | None = None,
     seed: int | None = None,
     backend: str = "ray",
     scale: float = 1.0,
@@ -785,7 +1336,11 @@ def run(
 
     Args:
       minutes: how long; what is held is measured after the first tenth and at the end.
+      mode: one of `MODES`; ``"mixed"`` takes turns of some seconds.
       envs, envs_per_actor, backend: of the batch. On ``"local"`` environments only raise.
+      max_restarts: of the batch; a budget that is spent is an error only where it is
+        `MAX_RESTARTS`. With 0 failures are raised.
+      max_staleness: of the batch; drawn by the seed where it is None.
       seed: of faults and actions; drawn and told where it is None.
       scale: a factor for the chances of faults; 0 for none.
       log: takes a line now and then.
@@ -796,6 +1351,9 @@ def run(
 
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     log(f"Ray {ray.__version__}, Python {platform.python_version()}, seed {seed}")
+    if max_staleness is None:
+        max_staleness = random.Random(f"{seed} staleness").choice([None, None, None, 3, 10])
+    words = f"{mode}, {max_restarts} restarts in a row, max_staleness {max_staleness}"
     in_processes, ray_was_there = backend == "ray", ray.is_initialized()
     num_actors = -(-envs // envs_per_actor) if in_processes else 0
     restarts, footprints, problems = 0, [], []
@@ -813,13 +1371,15 @@ def run(
         with ParallelPyEnvironment(
             [functools.partial(ChaosEnv, i, chaos) for i in range(envs)],
             envs_per_actor=envs_per_actor,
-            on_failure="restart",
+            on_failure="restart" if max_restarts else "raise",
+            max_restarts=max_restarts,
+            max_staleness=max_staleness,
             backend=backend,
             seed=seed,
             ray_init=RAY_INIT,
             **LIMITS,
         ) as batch:
-            driver = Driver(batch, chaos, log)
+            driver = Driver(batch, chaos, mode, max_restarts, max_staleness, log)
             try:
                 for until in (6 * minutes, 60 * minutes):
                     driver.storm(until)
@@ -828,14 +1388,14 @@ def run(
                 restarts = sum(stats.restarts)
                 problems += contradictions(driver, chaos.injected(), stats)
                 problems += grown(*footprints)
-            except Exception:  # a budget that is spent, above all
+            except Exception:  # one that was not due
                 problems.append(traceback.format_exc())
             seconds = driver.seconds
         expect(0)
         if not ray_was_there and not wait_until(lambda: not descendants()):
             problems.append(f"{len(descendants())} processes have outlived Ray")
         injected = chaos.injected()
-    return Report(seed, seconds, driver, injected, restarts, footprints, problems)
+    return Report(seed, words, seconds, driver, injected, restarts, footprints, problems)
 
 
 def main() -> int:
@@ -843,8 +1403,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="(10)")
+    parser.add_argument("--mode", choices=MODES, default="mixed", help="(mixed)")
     parser.add_argument("--envs", type=int, default=16, help="(16)")
     parser.add_argument("--envs-per-actor", type=int, default=2, help="(2)")
+    parser.add_argument(
+        "--max-restarts", type=int, default=MAX_RESTARTS, help=f"0: raise ({MAX_RESTARTS})"
+    )
+    parser.add_argument("--max-staleness", type=int, help="(drawn by the seed, mostly none)")
     parser.add_argument("--seed", type=int, help="of faults and actions (drawn)")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="(ray)")
     parser.add_argument("--faults", dest="scale", type=float, default=1.0, help="how many (1)")

@@ -418,6 +418,18 @@ def test_failure_is_raised_once_and_the_others_come_with_the_next_call(make_batc
         assert time_step.observation["step"].tolist() == [2, 0, 2]
 
 
+def test_reset_that_is_refused_drops_nothing(make_batch):
+    with make_batch(failing_second(faults.key_error, "step")) as batch:
+        batch.reset()
+        batch.send([0], [1])
+        with pytest.raises(KeyError):
+            batch.drain()
+        batch.send([0], [0])
+        with pytest.raises(ResetNeeded, match="env 1"):
+            batch.reset([0])
+        assert batch.drain()[1].tolist() == [0]
+
+
 @pytest.mark.parametrize("envs_per_actor", [1, 3])
 def test_failure_in_a_step_is_cut_and_restarted(make_batch, tmp_path, envs_per_actor):
     constructors = failing_second(faults.key_error, "step", after=1, once=str(tmp_path / "once"))

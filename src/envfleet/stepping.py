@@ -107,9 +107,17 @@ class Stepper:
           ResetNeeded: another environment has failed, or has had no reset yet; none was reset.
         """
         self._num_resets += 1
+        if len(self._flights) and not self._flights.is_lockstep:
+            self._check_others(env_ids)  # before what is under way is dropped
         self._settle(env_ids)
         self._flights.is_lockstep = True
         self._restarts.given_up.clear()
+        self._check_others(env_ids)
+        self._send_resets(env_ids, one_by_one)
+        return self._taking_all("reset")
+
+    def _check_others(self, env_ids: Sequence[int]) -> None:
+        """Raises unless the environments that are not to be reset have a time step to show."""
         failed = self._restarts.failed
         for i in sorted(set(self._all) - set(env_ids)):
             if i in failed:
@@ -118,8 +126,6 @@ class Stepper:
                 raise problem
             if self._time_steps.step_type(i) is None:
                 raise ResetNeeded(f"reset() without env {i}, which has had no reset yet")
-        self._send_resets(env_ids, one_by_one)
-        return self._taking_all("reset")
 
     # -- first-ready -------------------------------------------------------------------------------
 
