@@ -331,7 +331,9 @@ class Stepper:
     def _landed(self) -> set[int]:
         """Those under way whose time step is there."""
         flights, pending = self._flights, self._restarts.pending
-        return flights.landed | {i for i in flights.awaited if pending[i].is_ready}
+        return flights.landed | {
+            i for i in flights.awaited if i not in pending or pending[i].is_ready
+        }
 
     def _take_arrived(self) -> None:
         """Keeps what calls have given, then who was lost: what an actor gave before it counts."""
