@@ -51,6 +51,11 @@ class Reply(NamedTuple):
     """Per row the leaves beside the block, pickled where they come from another process."""
     failures: list[EnvFailure]
 
+    @classmethod
+    def of(cls, given: Buffer | Reply) -> Reply:
+        """What reset or step gave, as a reply in either case."""
+        return given if isinstance(given, Reply) else cls(given, [], [])
+
 
 class Drilled(NamedTuple):
     """What `drill` gives."""

@@ -223,7 +223,7 @@ class Actors:
           starting: the first start of a fleet says how far it is, and leaves its calls on their way
             when an environment has failed, or when they are late.
         """
-        began, missing = None, 0
+        began = None
         news_at, patience = 0.0, _START_NEWS if starting else _LONG_CALL
         started = time.perf_counter()
         try:

@@ -86,10 +86,9 @@ class Fleet:
         )
         self._start_timeout, self._close_timeout = deadlines["start"], deadlines["close"]
         self._builder = Builder(constructors, seeds, self._in_process)
-        mender = Mender(self._actors, self._builder, self.restarts, self._time_steps)
-        self._mender = mender
+        self._mender = Mender(self._actors, self._builder, self.restarts, self._time_steps)
         self.stepper = Stepper(
-            self._actors, self._builder, mender, self.restarts, self._time_steps, deadlines
+            self._actors, self._builder, self._mender, self.restarts, self._time_steps, deadlines
         )
         self._starting: list[Sent] = []
         self._state = "new"

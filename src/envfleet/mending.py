@@ -143,7 +143,7 @@ class Mender:
             if sent.method == "build":
                 failures = self._builder.refused(env_id, outcome[0])
             elif sent.method == "reset":
-                reply = outcome if type(outcome) is Reply else Reply(outcome, [], [])
+                reply = Reply.of(outcome)
                 failures = reply.failures
                 self._time_steps.keep(sent.a, sent.number, reply, [] if failures else [env_id])
             if failures:  # (those of the old environment's end are no news)

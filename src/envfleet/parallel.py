@@ -345,12 +345,12 @@ class ParallelPyEnvironment(Specs, Closing):
         """Where the time went so far, in seconds, and what went wrong."""
         self._fleet.check_open("stats")
         timings, restarts = self._fleet.stepper.timings, self._fleet.restarts
-        medians = timings.quantile(0.5)
+        medians, step_p99 = timings.quantiles(0.5, 0.99)
         return Stats(
             num_calls=timings.num_calls.tolist(),
             env_seconds=timings.env_seconds.tolist(),
             step_p50=medians,
-            step_p99=timings.quantile(0.99),
+            step_p99=step_p99,
             slowest=timings.slowest(medians),
             batch_seconds=timings.batch_seconds,
             call_overhead=timings.overhead / self._fleet.num_actors,

@@ -152,7 +152,7 @@ class EnvHandle(Specs):
         return Promise(value)
 
     def _wait_moving(self) -> None:
-        """Waits for a step that is on its way; in a batch there is none between its steps."""
+        """Waits for a step that is on its way; in a batch the call comes behind it anyway."""
 
 
 @gin_state.configurable

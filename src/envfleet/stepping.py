@@ -67,7 +67,7 @@ class Stepper:
         self.resetting_limit = step and max(step, reset or 0.0)
         self._is_last = np.ones(actors.num_envs, bool)
         self._seconds = np.full(actors.num_envs, np.nan)
-        self._starts = [ids.start for ids in actors.env_ids]
+        self._starts = np.array([ids.start for ids in actors.env_ids])
         self._num_resets = 0
         self._is_closed = False
 
@@ -356,7 +356,7 @@ class Stepper:
             return
         moved, a, actors = sent.env_ids, sent.a, self._actors
         unproven = self._restarts.unproven
-        reply = sent.outcome if type(sent.outcome) is Reply else Reply(sent.outcome, [], [])
+        reply = Reply.of(sent.outcome)
         for failure in reply.failures:
             self._mender.fail(failure, sent.at)
         good: Sequence[int] = moved

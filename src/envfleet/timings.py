@@ -45,16 +45,21 @@ class Timings:
 
     def quantile(self, q: float) -> list[float]:
         """Per environment, of the last 1000 resets and steps; NaN where there was none."""
+        return self.quantiles(q)[0]
+
+    def quantiles(self, *qs: float) -> list[list[float]]:
+        """Several of them."""
         rows = min(_KEPT, int(self.num_calls.max(initial=0)))
         ordered = np.sort(self._recent[:rows].astype(np.float64), axis=0)  # NaN at the end
-        last = np.minimum(self.num_calls, _KEPT) - 1
-        at = q * np.maximum(last, 0)
-        low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
-        known = np.flatnonzero(last >= 0)
-        found = np.full(len(last), np.nan)
-        below, above = ordered[low[known], known], ordered[high[known], known]
-        found[known] = below + (above - below) * (at - low)[known]
-        return [float(value) for value in found]
+        known = np.flatnonzero(self.num_calls)
+        last = np.minimum(self.num_calls[known], _KEPT) - 1
+        found = np.full((len(qs), len(self.num_calls)), np.nan)
+        for row, q in zip(found, qs, strict=True):
+            at = q * last
+            low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
+            below, above = ordered[low, known], ordered[high, known]
+            row[known] = below + (above - below) * (at - low)
+        return found.tolist()
 
     def slowest(self, medians: Sequence[float]) -> int | None:
         """The environment with the largest of these medians."""
