@@ -356,9 +356,9 @@ class _Lease:
 def _larger_replies() -> Iterator[None]:
     """Around the start of a Ray, for replies up to half a megabyte to come with the answer.
 
-    Ray puts those above 100 KiB into its object store, which costs about 3 ms more a call (measured
-    with 110 to 450 kB: 5 to 6 ms, against 2 to 3.5 in the answer); from 800 kB on the store is as
-    good. Ray's processes read this from their environment when they start. A cluster that runs
+    Ray puts those above 100 KiB into its object store, which costs about 2 ms more (measured by
+    benchmarks/replies.py with 110 to 450 kB: 4 to 5 ms, against 2 to 3 in the answer); from 800 kB
+    on the store is as good. Ray's processes read this from their environment when they start. A cluster that runs
     already has its own setting (docs/benchmarks).
     """
     if _REPLY_LIMIT in os.environ:
