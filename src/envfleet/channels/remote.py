@@ -358,8 +358,8 @@ def _larger_replies() -> Iterator[None]:
 
     Ray puts those above 100 KiB into its object store, which costs about 2 ms more (measured by
     benchmarks/replies.py with 110 to 450 kB: 4 to 5 ms, against 2 to 3 in the answer); from 800 kB
-    on the store is as good. Ray's processes read this from their environment when they start. A cluster that runs
-    already has its own setting (docs/benchmarks).
+    on the store is as good. Ray's processes read this from their environment when they start. A
+    cluster that runs already has its own setting (docs/benchmarks).
     """
     if _REPLY_LIMIT in os.environ:
         yield
