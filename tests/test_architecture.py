@@ -12,6 +12,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "envfleet"
 # From the top down: a module imports only from rows below its own.
 ROWS = [
     ["testing"],
+    ["interop.gymnasium", "interop.stable_baselines3"],
+    ["interop.members"],
+    ["interop"],
     ["parallel"],
     ["single", "tuning"],
     ["fleet"],
@@ -24,9 +27,10 @@ ROWS = [
     ["channels.processes"],
     ["actor"],
     ["environments"],
+    ["environments.gymnasium_member"],
     ["environments.gymnasium", "environments.tf_agents"],
     ["environments.dm_env"],
-    ["environments.wrappers"],
+    ["environments.wrappers", "environments.registrations"],
     ["layout", "seeding", "gin_state"],
     ["specs"],
     ["errors"],
@@ -34,10 +38,24 @@ ROWS = [
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
 # `channels` and `environments` pick one of their own when they are called, not when imported.
 LATE = {("channels", "channels.local"), ("channels", "channels.remote")}
-LATE |= {("environments", "environments.gymnasium"), ("environments", "environments.tf_agents")}
+LATE |= {
+    ("environments", f"environments.{name}") for name in ("gymnasium", "tf_agents", "dm_control")
+}
 
 ONLY = {"ray": {"channels.remote"}, "tree": {"layout"}, "gin": {"gin_state"}}
-OPTIONAL = {"gymnasium": {"environments.gymnasium"}, "tf_agents": set(), "tensorflow": set()}
+OPTIONAL = {
+    "gymnasium": {
+        "environments.gymnasium",
+        "environments.gymnasium_member",
+        "environments.registrations",
+        "interop.gymnasium",
+        "interop.members",
+        "interop.stable_baselines3",
+    },
+    "stable_baselines3": {"interop.stable_baselines3"},
+    "tf_agents": set(),
+    "tensorflow": set(),
+}
 
 FILES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path

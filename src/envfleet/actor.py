@@ -10,6 +10,7 @@ block (layout.py) holds one row for each.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -25,7 +26,7 @@ import cloudpickle
 import numpy as np
 
 from envfleet import gin_state
-from envfleet.environments import Environment, as_environment
+from envfleet.environments import Environment, as_environment, registrations
 from envfleet.environments.wrappers import assign_attr, find_attr
 from envfleet.errors import EnvFailure, record
 from envfleet.layout import Buffer, Layout
@@ -132,6 +133,7 @@ class EnvActor:
         constructors: Sequence[Any],
         seeds: Sequence[int | None],
         gin: gin_state.GinState,
+        registered: registrations.Pickled,
         specs: Any = None,
     ) -> list[Result | EnvFailure]:
         """Builds the environments of some rows, each a `Built`; closes what stood there.
@@ -140,6 +142,8 @@ class EnvActor:
         them, whatever the environment has: the caller refuses one of others, and its neighbours
         must not suffer from it.
         """
+        if not self._in_process:
+            registrations.apply(registered)
         return [
             self._outcome(row, "construct", self._build, row, constructor, seed, gin, specs)
             for row, constructor, seed in zip(rows, constructors, seeds, strict=True)
@@ -202,7 +206,7 @@ class EnvActor:
         for at, row in enumerate(moved):
             slot = self._slots[row]
             # What came through Ray is read-only memory of Ray's: the environment gets a copy.
-            beside = objects[at] if objects else ()
+            beside = copy.deepcopy(objects[at]) if objects else ()
             action = None if slot.over else (layout, views, at, beside)
             failure = self._advance(row, action)
             if failure is not None:
@@ -225,15 +229,11 @@ class EnvActor:
             else:
                 action_layout, views, at, beside = action
                 time_step = environment.step(action_layout.read(views, at, beside))
-                slot.steps += 1
+                # (A step may end an episode and begin the next: GymnasiumMember.)
+                slot.steps = 0 if time_step.step_type == _FIRST else slot.steps + 1
             objects = layout.write(self._views, row, time_step)
             if objects:
-                # Pickled here, where it is this environment's failure if that fails.
-                slot.objects = (
-                    [value.copy() for value in objects]  # the environment may use its own again
-                    if self._in_process
-                    else cloudpickle.dumps(objects)
-                )
+                slot.objects = self._carried(objects)
             slot.over = bool(time_step.step_type == _LAST)
             return None
         except BaseException as error:
@@ -243,10 +243,21 @@ class EnvActor:
             if row < len(self._seconds):
                 self._seconds[row] = time.perf_counter() - started
 
+    def _carried(self, objects: list[np.ndarray[Any, Any]]) -> Any:
+        """What travels beside a row of the block; nothing where every leaf of it is None.
+
+        Pickled here, where it is this environment's failure if that fails.
+        """
+        if all(leaf.shape == () and leaf.item() is None for leaf in objects):
+            return ()
+        # In the caller's process it is copied, since the environment may use its own again.
+        return copy.deepcopy(objects) if self._in_process else cloudpickle.dumps(objects)
+
     def _reply(self, failures: list[EnvFailure]) -> Buffer | Reply:
         small = self._in_process or len(self._block) <= _BYTES_UP_TO
         block: Buffer = self._block.tobytes() if small else self._block
-        if failures or (self._layout is not None and self._layout.has_objects):
+        has_objects = self._layout is not None and self._layout.has_objects
+        if failures or (has_objects and any(slot.objects for slot in self._slots)):
             return Reply(block, [slot.objects for slot in self._slots], failures)
         return block
 
@@ -356,6 +367,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "get_info": lambda environment: environment.get_info(),
     "render": lambda environment: environment.render(),
     "seed": lambda environment, seed: environment.seed(seed),
+    "set_options": lambda environment, options: environment.set_options(options),
     "close": lambda environment: environment.close(),
+    # What only a face needs: a method of the adapter that it has put around the environment.
+    "ask": lambda environment, method, *args: getattr(environment, method)(*args),
 }
 """What can be asked of an environment between its steps."""

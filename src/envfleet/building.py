@@ -9,6 +9,7 @@ from typing import Any
 from envfleet import errors, gin_state, specs
 from envfleet.actor import Built
 from envfleet.actors import Actors, Sent
+from envfleet.environments import registrations
 from envfleet.errors import EnvFailure, RemoteEnvError, SpecMismatch
 from envfleet.layout import Layout
 from envfleet.seeding import Seeds
@@ -36,6 +37,7 @@ class Builder:
         self.action_layout = Layout({}, "actions")
         self._in_process = in_process
         self._gin = gin_state.scope_only() if in_process else gin_state.capture()
+        self._registered = {} if in_process else registrations.capture()
         self._constructors = [
             constructor if in_process else _pickled(env_id, constructor)
             for env_id, constructor in enumerate(constructors)
@@ -61,6 +63,7 @@ class Builder:
             [self._constructors[i] for i in env_ids],
             [self._seeds and self._seeds.of(i, self._rebuilds[i]) for i in env_ids],
             self._gin,
+            self._registered,
             self._specs,
             limit=limit,
         )

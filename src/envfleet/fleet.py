@@ -216,9 +216,12 @@ class Fleet:
                 results = self._results(calls)
                 self.stepper.mend()
             failures = [result for result in results.values() if isinstance(result, EnvFailure)]
+            done = results.keys() - {failure.index for failure in failures}
             if operation == "set_state":  # the caller knows where its environments are
-                for i in results.keys() - {failure.index for failure in failures}:
+                for i in done:
                     self._mender.join(i)
+            elif operation in ("seed", "set_options"):
+                self.stepper.prepared |= done
             self.restarts.raise_first(failures)
             return [self._builder.value(i, results[i]) for i in arguments]
 

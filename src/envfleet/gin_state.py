@@ -329,12 +329,14 @@ def within_configurable() -> bool:
     return False
 
 
-_Class = TypeVar("_Class", bound=type)
+_Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
-def configurable(cls: _Class) -> _Class:
-    """`gin.configurable` for a class, whose constructor's exceptions come out as they were."""
-    decorated: Any = gin.configurable(cls, module=_OURS.rstrip("."))
+def configurable(made: _Configurable, module: str = _OURS.rstrip(".")) -> _Configurable:
+    """`gin.configurable`; the exceptions of a class's constructor come out as they were."""
+    decorated: Any = gin.configurable(made, module=module)
+    if not isinstance(made, type):
+        return decorated  # type: ignore[no-any-return]
     init: Callable[..., None] = decorated.__init__
 
     @functools.wraps(init)

@@ -20,7 +20,7 @@ from envfleet.errors import EnvFailure
 from envfleet.fleet import Fleet
 from envfleet.restarts import budget
 from envfleet.seeding import Seeds
-from envfleet.single import Closing, EnvHandle, Specs, check_callable, check_constructor, is_method
+from envfleet.single import Closing, EnvHandle, Specs, as_constructor, check_callable, is_method
 
 
 class Stats(NamedTuple):
@@ -73,7 +73,8 @@ class ParallelPyEnvironment(Specs, Closing):
     Args:
       env_constructors: a callable without arguments for each environment, or one callable together
         with `num_envs`. Called in the actors only. What it returns is a `dm_env.Environment`, a
-        `gymnasium.Env` or a TF-Agents `PyEnvironment`.
+        `gymnasium.Env` or a TF-Agents `PyEnvironment`. A name stands for a constructor:
+        ``"CartPole-v1"`` or ``"module:Env-v0"`` of Gymnasium, ``"dm_control:cartpole/swingup"``.
       start_serially: start one environment after another instead of all at once.
       blocking: step and reset one environment after another instead of all at once.
       flatten: accepted for TF-Agents' sake. Leaves travel without their structure either way.
@@ -119,7 +120,7 @@ class ParallelPyEnvironment(Specs, Closing):
 
     def __init__(
         self,
-        env_constructors: Callable[[], Any] | Sequence[Callable[[], Any]],
+        env_constructors: Callable[[], Any] | str | Sequence[Callable[[], Any] | str],
         start_serially: bool = False,
         blocking: bool = False,
         flatten: bool = False,
@@ -223,13 +224,27 @@ class ParallelPyEnvironment(Specs, Closing):
           Exception: what the failing environment of the lowest index raised, or `ActorDied`, or
             `EnvTimeout`; after every other environment has finished its step.
         """
+        return self.post_step(actions)()
+
+    def post_step(self, actions: Any) -> Callable[[], Any]:
+        """Like `step` without waiting; calling what it gives waits for the time step, or raises.
+
+        For faces that send and wait apart. Nothing else can be asked of the batch in between.
+        """
         fleet = self._fleet
         fleet.check_ready("step")
         columns = fleet.action_layout.columns(actions, fleet.num_envs)
-        time_steps = fleet.stepper.step(columns, one_by_one=self._blocking)()
-        if fleet.stepper.timings.num_batches == tuning.ENOUGH_BATCHES and self._backend == "ray":
-            tuning.advise(fleet)
-        return fleet.time_step_layout.unflatten(time_steps)
+        columns_of_all = fleet.stepper.step(columns, one_by_one=self._blocking)
+
+        def time_step() -> Any:
+            leaves = columns_of_all()
+            if fleet.stepper.timings.num_batches == tuning.ENOUGH_BATCHES and (
+                self._backend == "ray"
+            ):
+                tuning.advise(fleet)
+            return fleet.time_step_layout.unflatten(leaves)
+
+        return time_step
 
     def reset(self, env_ids: Iterable[int] | None = None) -> Any:
         """Resets environments, and brings back those that have failed.
@@ -394,7 +409,7 @@ class ParallelPyEnvironment(Specs, Closing):
         """
         if mode != "rgb_array":
             raise NotImplementedError(f"Only rgb_array rendering is supported, not {mode!r}")
-        images = [np.asarray(image) for image in self._operate("render")]
+        images = [np.asarray(image) for image in self.operate("render")]
         for i, image in enumerate(images):
             fits = image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
             if not fits or image.shape != images[0].shape:
@@ -406,11 +421,11 @@ class ParallelPyEnvironment(Specs, Closing):
 
     def get_info(self) -> list[Any]:
         """What came with each environment's last time step besides it (Gymnasium's info)."""
-        return self._operate("get_info")
+        return self.operate("get_info")
 
     def get_state(self) -> list[Any]:
         """Each environment's ``get_state()``."""
-        return self._operate("get_state")
+        return self.operate("get_state")
 
     def set_state(self, states: Sequence[Any]) -> None:
         """Gives each environment a state of its ``get_state()``; the next `step` goes on from it.
@@ -420,7 +435,7 @@ class ParallelPyEnvironment(Specs, Closing):
         """
         if len(states) != self.batch_size:
             raise ValueError(f"{len(states)} states, expected one for each of {self.batch_size}")
-        self._fleet.operate("set_state", {i: (state,) for i, state in enumerate(states)})
+        self.operate_each("set_state", {i: (state,) for i, state in enumerate(states)})
 
     def call(
         self, name: str, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any
@@ -432,7 +447,7 @@ class ParallelPyEnvironment(Specs, Closing):
           Exception: what an environment raised; it stays usable.
         """
         check_callable(name)
-        return self._operate("call", name, args, kwargs, env_ids=env_ids)
+        return self.operate("call", name, args, kwargs, env_ids=env_ids)
 
     def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
         """An attribute of each environment, or of what it wraps.
@@ -441,19 +456,24 @@ class ParallelPyEnvironment(Specs, Closing):
           AttributeError: an environment has none of that name.
           TypeError: it is a method, which stays with its environment.
         """
-        values = self._operate("get_attr", name, env_ids=env_ids)
+        values = self.operate("get_attr", name, env_ids=env_ids)
         if any(is_method(value) for value in values):
             raise TypeError(f"{name!r} is a method: call({name!r}, ...) calls it")
         return values
 
     def set_attr(self, name: str, value: Any, env_ids: Iterable[int] | None = None) -> None:
         """Sets an attribute on the outermost wrapper, or environment, that has it."""
-        self._operate("set_attr", name, value, env_ids=env_ids)
+        self.operate("set_attr", name, value, env_ids=env_ids)
 
-    def _operate(
+    def operate(
         self, operation: str, *arguments: Any, env_ids: Iterable[int] | None = None
     ) -> list[Any]:
-        return self._fleet.operate(operation, dict.fromkeys(self._checked_ids(env_ids), arguments))
+        """One of `actor.OPERATIONS` on environments; what the methods above and faces ask with."""
+        return self.operate_each(operation, dict.fromkeys(self._checked_ids(env_ids), arguments))
+
+    def operate_each(self, operation: str, arguments: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Like `operate`, with arguments for each environment, by its index."""
+        return self._fleet.operate(operation, arguments)
 
     def _checked_ids(self, env_ids: Iterable[int] | None) -> list[int]:
         if env_ids is None:
@@ -470,20 +490,18 @@ class ParallelPyEnvironment(Specs, Closing):
 
 
 def _checked_constructors(
-    given: Callable[[], Any] | Sequence[Callable[[], Any]], num_envs: int | None
+    given: Callable[[], Any] | str | Sequence[Callable[[], Any] | str], num_envs: int | None
 ) -> list[Callable[[], Any]]:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         if not given:
             raise ValueError("env_constructors is empty, expected at least one constructor")
         if num_envs is not None and num_envs != len(given):
             raise ValueError(f"num_envs is {num_envs}, but env_constructors has {len(given)}")
-        for i, constructor in enumerate(given):
-            check_constructor(constructor, f"env_constructors[{i}]")
-        return list(given)
-    check_constructor(given, "env_constructors")
+        return [as_constructor(one, f"env_constructors[{i}]") for i, one in enumerate(given)]
+    constructor = as_constructor(given, "env_constructors")
     if num_envs is None:
         raise ValueError("env_constructors is one callable: num_envs says how many environments")
-    return [given] * _positive("num_envs", num_envs)
+    return [constructor] * _positive("num_envs", num_envs)
 
 
 def _checked_options(

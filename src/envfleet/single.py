@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 from envfleet import gin_state
 from envfleet.actor import MethodOf
 from envfleet.actors import deadlines
+from envfleet.environments import constructor_of
 from envfleet.errors import EnvFailure, EnvFleetError, note
 from envfleet.fleet import Fleet
 from envfleet.restarts import budget
@@ -164,7 +165,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
     failure `step` refuses until `reset`, which rebuilds the environment.
 
     Args:
-      env_constructor: a callable without arguments that returns the environment.
+      env_constructor: a callable without arguments that returns the environment, or its name.
       flatten: accepted for TF-Agents' sake. Leaves travel without their structure either way.
       actor_options, ray_init, backend, seed, on_failure, max_restarts, start_timeout,
         reset_timeout, step_timeout, call_timeout, close_timeout: as for `ParallelPyEnvironment`.
@@ -175,7 +176,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
 
     def __init__(
         self,
-        env_constructor: Callable[[], Any],
+        env_constructor: Callable[[], Any] | str,
         flatten: bool = False,
         *,
         actor_options: Mapping[str, Any] | None = None,
@@ -191,10 +192,10 @@ class ActorPyEnvironment(EnvHandle, Closing):
         close_timeout: float | None = 5.0,
     ) -> None:
         del flatten
-        check_constructor(env_constructor, "env_constructor")
+        constructor = as_constructor(env_constructor, "env_constructor")
         self._moving: Promise[Any] | None = None
         fleet = Fleet(
-            [env_constructor],
+            [constructor],
             backend=backend,
             ray_init=ray_init,
             actor_options=[actor_options or {}],
@@ -288,8 +289,14 @@ class ActorPyEnvironment(EnvHandle, Closing):
         return self._fleet.time_step_layout.unflatten([column[0] for column in columns])
 
 
-def check_constructor(constructor: Any, where: str) -> None:
-    """Raises `TypeError` for what is no constructor, above all for an environment."""
+def as_constructor(constructor: Any, where: str) -> Callable[[], Any]:
+    """What makes an environment: a constructor as it is, a name as `environments` has it.
+
+    Raises:
+      TypeError: it is neither, above all an environment.
+    """
+    if isinstance(constructor, str):
+        return constructor_of(constructor)
     is_instance = not isinstance(constructor, type) and all(
         hasattr(constructor, name) for name in ("reset", "step")
     )
@@ -299,6 +306,7 @@ def check_constructor(constructor: Any, where: str) -> None:
             f"({type(constructor).__qualname__}): expected a non-called constructor, since "
             "environments are built in their actors (in gin, @make_env and not @make_env())"
         )
+    return constructor  # type: ignore[no-any-return]
 
 
 def check_callable(name: str) -> None:

@@ -54,16 +54,16 @@ def _leaf_differences(expected: Spec, found: Spec) -> list[str]:
     if words:
         return words  # bounds of another shape or dtype cannot be compared
     for field in ("minimum", "maximum"):
-        mine, theirs = _bound(found, field), _bound(expected, field)
+        mine, theirs = bound(found, field), bound(expected, field)
         if not np.all(mine == theirs):
             words.append(f"{field} {mine} against {theirs}")
     return words
 
 
-def _bound(spec: Spec, field: str) -> np.ndarray[Any, Any]:
-    """A bound as an array; what a spec leaves open is the dtype's own bound."""
+def bound(spec: Spec, field: str) -> np.ndarray[Any, Any]:
+    """``minimum`` or ``maximum`` as an array; what a spec leaves open is the dtype's own bound."""
     dtype = np.dtype(spec.dtype)
-    bound = getattr(spec, field, None)
+    given = getattr(spec, field, None)
     if dtype.kind not in "iufb":
         return np.asarray(None)
     if dtype.kind in "iu":
@@ -73,7 +73,7 @@ def _bound(spec: Spec, field: str) -> np.ndarray[Any, Any]:
         widest = field == "maximum"
     else:
         widest = -np.inf if field == "minimum" else np.inf
-    return np.asarray(widest if bound is None else bound)
+    return np.asarray(widest if given is None else given)
 
 
 def _describe(spec: Spec) -> str:

@@ -43,6 +43,8 @@ class Stepper:
     Attributes:
       timings: how long environments and lockstep calls have taken.
       resetting_limit: seconds that a step may take which resets as well: the longer of the two.
+      prepared: environments that were told what to do in their next reset, so that the first time
+        step which a restart has brought is not enough.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Stepper:
         self._seconds = np.full(actors.num_envs, np.nan)
         self._starts = np.array([ids.start for ids in actors.env_ids])
         self._num_resets = 0
+        self.prepared: set[int] = set()
         self._is_closed = False
 
     def close(self) -> None:
@@ -236,7 +239,12 @@ class Stepper:
             self._mender.forgive(i)
         self.mend()
         self._restarts.raise_given_up(env_ids)
-        by_actor = self._actors.by_actor(set(env_ids) - self._restarts.pending.keys())
+        pending = self._restarts.pending
+        for i in self.prepared.intersection(env_ids):
+            self.prepared.discard(i)
+            if i in pending and pending[i].is_ready:
+                self._mender.join(i)
+        by_actor = self._actors.by_actor(set(env_ids) - pending.keys())
         calls = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}
         self._take_off("reset", env_ids, calls, one_by_one)
 
@@ -365,7 +373,8 @@ class Stepper:
             good = [i for i in moved if i not in wrong]
         self._time_steps.keep(a, sent.number, reply, good)
         for i in unproven & set(good) if unproven else ():
-            if sent.method == "step" and self._time_steps.step_type(i) != FIRST:
+            # One whose episode was over has been reset by this step, which proves nothing yet.
+            if sent.method == "step" and not self._is_last[i]:
                 self._restarts.succeeded(i)
         ids = actors.env_ids[a]
         seconds = self._builder.time_step_layout.seconds(reply.block, len(ids))

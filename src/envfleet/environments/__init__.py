@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 # By name: the module of this package that is called dm_env, too, hides the other one.
@@ -59,6 +61,8 @@ def as_environment(env: Any) -> Environment:
     Raises:
       TypeError: it is none of the kinds that envfleet knows; says what it is.
     """
+    if _is_a(env, "envfleet.environments.gymnasium_member", "GymnasiumMember"):
+        return env  # type: ignore[no-any-return]  # of a face, which has made it speak dm_env
     if isinstance(env, _DmEnv):
         return DmEnvironment(env)
     if _is_a(env, "gymnasium", "Env"):
@@ -74,6 +78,34 @@ def as_environment(env: Any) -> Environment:
         f"the constructor returned a {kind.__module__}.{kind.__qualname__}, expected a "
         "dm_env.Environment, a gymnasium.Env or a TF-Agents PyEnvironment"
     )
+
+
+def constructor_of(environment_name: str) -> Callable[[], Any]:
+    """A constructor of the environment of a name; the name is looked up when it is called.
+
+    ``"CartPole-v1"`` and ``"module:Env-v0"`` are Gymnasium's, where the module is imported first;
+    ``"dm_control:cartpole/swingup"`` is a domain and a task of dm_control's suite.
+    """
+    return functools.partial(_make, environment_name)
+
+
+def _make(environment_name: str) -> Any:
+    library, _, name = environment_name.rpartition(":")
+    if library == "dm_control":
+        from envfleet.environments import dm_control
+
+        return dm_control.load(name)
+    try:
+        from envfleet.environments import gymnasium
+    except ModuleNotFoundError as missing:
+        if missing.name != "gymnasium":
+            raise
+        raise ModuleNotFoundError(
+            f"{environment_name!r} is an environment of Gymnasium's, which is not installed: "
+            "pip install 'envfleet[gymnasium]'",
+            name="gymnasium",
+        ) from missing
+    return gymnasium.load(environment_name)
 
 
 def _is_a(env: Any, module: str, name: str) -> bool:

@@ -1,8 +1,10 @@
-"""Gymnasium environments: spaces to specs, five returned values to a time step."""
+"""Gymnasium environments: by name, spaces to specs and back, five values to a time step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import string
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dm_env
@@ -11,9 +13,49 @@ import numpy as np
 from dm_env import specs
 from gymnasium import spaces
 
-_REWARD_SPEC = specs.Array((), np.float64, "reward")
-_DISCOUNT_SPEC = specs.BoundedArray((), np.float64, 0.0, 1.0, "discount")
-_STEP_TYPE_SPEC = specs.BoundedArray((), np.int32, 0, 2, "step_type")
+from envfleet import gin_state
+from envfleet.environments import registrations
+from envfleet.specs import bound
+
+REWARD_SPEC = specs.Array((), np.float64, "reward")
+DISCOUNT_SPEC = specs.BoundedArray((), np.float64, 0.0, 1.0, "discount")
+STEP_TYPE_SPEC = specs.BoundedArray((), np.int32, 0, 2, "step_type")
+
+
+@functools.partial(gin_state.configurable, module=__name__)
+def load(
+    environment_name: str,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+    **kwargs: Any,
+) -> gymnasium.Env[Any, Any]:
+    """An environment by its id; a constructor, when its arguments are bound (by gin, say).
+
+    What the caller has registered is registered in actors, too.
+
+    Args:
+      environment_name: a registered id, or ``"module:Env-v0"``, whose module is imported first.
+      wrappers: applied to it in this order.
+      **kwargs: as for `gymnasium.make`: ``max_episode_steps``, ``render_mode`` and those of the
+        environment.
+
+    Raises:
+      gymnasium.error.UnregisteredEnv: nothing has registered the id; says what is missing.
+      ModuleNotFoundError: a module that the id names is not there.
+    """
+    try:
+        env = gymnasium.make(environment_name, **kwargs)
+    except gymnasium.error.UnregisteredEnv as unknown:
+        lost = registrations.problem(environment_name)
+        missing = (
+            f"the caller has registered it, but that does not reach this process: {lost}"
+            if lost
+            else "whatever module registers it has to be imported where the batch is made, or in "
+            f"front of the id ('module:{environment_name}')"
+        )
+        raise type(unknown)(f"{unknown} ({missing})") from unknown
+    for wrap in wrappers:
+        env = wrap(env)
+    return env
 
 
 class GymnasiumEnvironment:
@@ -27,22 +69,27 @@ class GymnasiumEnvironment:
         self.env = env
         self._observation_spec = spec_from_space(env.observation_space, "observation_space")
         self._action_spec = spec_from_space(env.action_space, "action_space")
-        self._to_action = _action_converter(env.action_space)
+        self._to_action = action_converter(env.action_space)
         self._seed: int | None = None
+        self._options: dict[str, Any] | None = None
         self._info: dict[str, Any] = {}
 
     def time_step_spec(self) -> Any:
-        return dm_env.TimeStep(
-            _STEP_TYPE_SPEC, _REWARD_SPEC, _DISCOUNT_SPEC, self._observation_spec
-        )
+        return dm_env.TimeStep(STEP_TYPE_SPEC, REWARD_SPEC, DISCOUNT_SPEC, self._observation_spec)
 
     def action_spec(self) -> Any:
         return self._action_spec
 
     def reset(self) -> Any:
-        seed, self._seed = self._seed, None
-        observation, self._info = self.env.reset(seed=seed)
+        observation = self._reset()
         return dm_env.TimeStep(dm_env.StepType.FIRST, 0.0, 1.0, observation)
+
+    def _reset(self) -> Any:
+        """The first observation, by the seed and the options that were given for this reset."""
+        seed, self._seed = self._seed, None
+        options, self._options = self._options, None
+        observation, self._info = self.env.reset(seed=seed, options=options)
+        return observation
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, self._info = self.env.step(
@@ -60,6 +107,10 @@ class GymnasiumEnvironment:
         """Takes effect at the next reset, as Gymnasium has it; later resets go on from there."""
         self._seed = seed
 
+    def set_options(self, options: dict[str, Any] | None) -> None:
+        """Gives the next reset its ``options``."""
+        self._options = options
+
     def render(self) -> Any:
         image = self.env.render()
         if image is None:
@@ -76,8 +127,50 @@ class GymnasiumEnvironment:
         self.env.close()
 
 
-def spec_from_space(space: spaces.Space[Any], where: str) -> Any:
+_LONG = 1000
+"""Characters of a string whose spec says nothing of its length."""
+
+
+# -- spaces and specs ------------------------------------------------------------------------------
+
+
+class TextArray(specs.StringArray):  # type: ignore[misc]
+    """The spec of a `Text` space: a string, and what the space says of its length and characters.
+
+    Args:
+      min_length, max_length: of the string.
+      characters: those that it may have, in the space's order.
+      name: of the spec.
+    """
+
+    def __init__(
+        self, min_length: int, max_length: int, characters: str, name: str | None = None
+    ) -> None:
+        super().__init__((), str, name)
+        self.min_length = min_length
+        self.max_length = max_length
+        self.characters = characters
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and (
+            not isinstance(other, TextArray)
+            or self.__reduce__()[1][:3] == other.__reduce__()[1][:3]
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of every spec
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextArray, (self.min_length, self.max_length, self.characters, self.name)
+
+
+def spec_from_space(space: spaces.Space[Any], where: str = "space") -> Any:
     """The spec of a space; a `Dict` gives a dict and a `Tuple` a tuple of specs.
+
+    Spaces of integers that have the spec of a `Box`, too, are the name of their spec.
+
+    Args:
+      space: of Gymnasium.
+      where: what it is called in an error.
 
     Raises:
       TypeError: a space whose values have no fixed shape (`Sequence`, `Graph`, `OneOf`), or one of
@@ -89,13 +182,14 @@ def spec_from_space(space: spaces.Space[Any], where: str) -> Any:
         case spaces.Discrete(start=start, n=n, dtype=dtype):
             if start == 0:
                 return specs.DiscreteArray(int(n), dtype)
-            return specs.BoundedArray((), dtype, start, start + n - 1)
+            return specs.BoundedArray((), dtype, start, start + n - 1, "Discrete")
         case spaces.MultiDiscrete(start=start, nvec=nvec):
-            return specs.BoundedArray(space.shape, space.dtype, start, start + nvec - 1)
+            highest = start + nvec - 1
+            return specs.BoundedArray(space.shape, space.dtype, start, highest, "MultiDiscrete")
         case spaces.MultiBinary():
-            return specs.BoundedArray(space.shape, space.dtype, 0, 1)
+            return specs.BoundedArray(space.shape, space.dtype, 0, 1, "MultiBinary")
         case spaces.Text():
-            return specs.StringArray(())
+            return TextArray(space.min_length, space.max_length, space.characters)
         case spaces.Dict():
             return {k: spec_from_space(s, f"{where}[{k!r}]") for k, s in space.items()}
         case spaces.Tuple():
@@ -103,11 +197,47 @@ def spec_from_space(space: spaces.Space[Any], where: str) -> Any:
     kind = type(space)
     raise TypeError(
         f"{where} is a {kind.__module__}.{kind.__qualname__}, whose values have no fixed shape and "
-        "so no spec"
+        "so no spec (envfleet.interop.gymnasium.RayVectorEnv takes it)"
     )
 
 
-def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:
+def space_from_spec(spec: Any, where: str = "spec") -> spaces.Space[Any]:
+    """The space of a spec or a structure of specs; what `spec_from_space` gave, exactly.
+
+    An array without bounds becomes a `Box` of all that its dtype holds, a string a `Text` of any
+    printable ASCII characters.
+
+    Args:
+      spec: of dm_env or like those; in dicts, tuples and lists.
+      where: what it is called in an error.
+
+    Raises:
+      TypeError: something that is no spec, or of a dtype that no space has; says where it stands.
+    """
+    match spec:
+        case dict():
+            return spaces.Dict({k: space_from_spec(s, f"{where}[{k!r}]") for k, s in spec.items()})
+        case tuple() | list():
+            return spaces.Tuple([space_from_spec(s, f"{where}[{i}]") for i, s in enumerate(spec)])
+        case TextArray():
+            return spaces.Text(spec.max_length, min_length=spec.min_length, charset=spec.characters)
+        case specs.StringArray(shape=()):
+            return spaces.Text(_LONG, min_length=0, charset=string.printable)
+        case specs.DiscreteArray():
+            return spaces.Discrete(spec.num_values, dtype=spec.dtype)
+        case specs.BoundedArray(name="Discrete", shape=(), minimum=low, maximum=high):
+            return spaces.Discrete(int(high) - int(low) + 1, start=low, dtype=spec.dtype)
+        case specs.BoundedArray(name="MultiDiscrete", minimum=low, maximum=high):
+            sizes = high.astype(np.int64) - low + 1
+            return spaces.MultiDiscrete(sizes, dtype=spec.dtype, start=low)
+        case specs.BoundedArray(name="MultiBinary", shape=shape):
+            return spaces.MultiBinary(shape if len(shape) > 1 else shape[0])
+    if not hasattr(spec, "shape") or np.dtype(getattr(spec, "dtype", "O")).kind not in "iufb":
+        raise TypeError(f"{where} is {spec!r}, for which there is no space")
+    return spaces.Box(bound(spec, "minimum"), bound(spec, "maximum"), spec.shape, spec.dtype)
+
+
+def action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:
     """From an action by the spec to the very type that the space's own samples have."""
     match space:
         case spaces.Discrete():
@@ -115,11 +245,13 @@ def _action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:
         case spaces.Text():
             return str
         case spaces.Dict():
-            converters = {key: _action_converter(child) for key, child in space.items()}
+            converters = {key: action_converter(child) for key, child in space.items()}
             return lambda action: {k: convert(action[k]) for k, convert in converters.items()}
         case spaces.Tuple():
-            parts = [_action_converter(child) for child in space]
+            parts = [action_converter(child) for child in space]
             return lambda action: tuple(
                 convert(value) for convert, value in zip(parts, action, strict=True)
             )
-    return np.asarray
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return np.asarray
+    return lambda action: action

@@ -1,0 +1,234 @@
+"""GymnasiumMember: a Gymnasium environment as one of a vector environment, in its actor.
+
+What a vector environment of Gymnasium (or Stable-Baselines3) gives beyond dm_env's time step,
+flags, infos and what an episode ended with, travels in the observation of the time step, so that
+it costs no call of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dm_env
+import gymnasium
+import numpy as np
+from dm_env import specs
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from envfleet.environments.gymnasium import (
+    DISCOUNT_SPEC,
+    REWARD_SPEC,
+    STEP_TYPE_SPEC,
+    GymnasiumEnvironment,
+    action_converter,
+    spec_from_space,
+)
+
+_FLAG_SPEC = specs.Array((), bool)
+_OBJECT_SPEC = specs.Array((), object)
+"""Of any Python object, which travels beside the block."""
+
+
+class Seen(NamedTuple):
+    """What stands in the place of the observation in a member's time step.
+
+    Attributes:
+      observation: by the observation space; what has no spec as an object.
+      terminated, truncated: of the step that this is the outcome of, as the environment said.
+      beside: a `Beside`, or None where that would be empty.
+    """
+
+    observation: Any
+    terminated: Any
+    truncated: Any
+    beside: Any
+
+
+class Beside(NamedTuple):
+    """What came with a time step besides it.
+
+    Attributes:
+      info: of the reset or step whose observation is shown.
+      final: of an episode that ended with SAME_STEP, its last observation and info; or None.
+    """
+
+    info: dict[str, Any]
+    final: tuple[Any, dict[str, Any]] | None
+
+
+class Described(NamedTuple):
+    """What a vector environment has to know of a member."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+class GymnasiumMember(GymnasiumEnvironment):
+    """A `gymnasium.Env` of any spaces, reset as a vector environment's `AutoresetMode` has it.
+
+    NEXT_STEP is what an actor does with a time step that is LAST. With the other two the actor is
+    never shown a LAST: a step that ends the episode resets at once (SAME_STEP) and is FIRST of the
+    next one, or it is left to the caller to reset (DISABLED). So a LAST with these is always an
+    episode that the batch has cut short because the environment failed.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], autoreset_mode: AutoresetMode) -> None:
+        self.env = env
+        self._mode = autoreset_mode
+        self._observation_spec = any_spec(env.observation_space)
+        self._action_spec = any_spec(env.action_space)
+        self._boxed = _boxer(env.observation_space)
+        self._to_action = action_converter(env.action_space)
+        self._seed = None
+        self._options = None
+        self._info = {}
+
+    def time_step_spec(self) -> Any:
+        return dm_env.TimeStep(
+            STEP_TYPE_SPEC,
+            REWARD_SPEC,
+            DISCOUNT_SPEC,
+            Seen(self._observation_spec, _FLAG_SPEC, _FLAG_SPEC, _OBJECT_SPEC),
+        )
+
+    def reset(self) -> Any:
+        observation = self._reset()
+        return self._time_step(dm_env.StepType.FIRST, 0.0, observation, False, False, None)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, self._info = self.env.step(
+            self._to_action(action)
+        )
+        step_type, final = dm_env.StepType.MID, None
+        if terminated or truncated:
+            if self._mode is AutoresetMode.NEXT_STEP:
+                step_type = dm_env.StepType.LAST
+            elif self._mode is AutoresetMode.SAME_STEP:
+                step_type = dm_env.StepType.FIRST
+                # A copy: the environment may write its first observation over its last.
+                final = copy.deepcopy(observation), self._info
+                observation = self._reset()
+        return self._time_step(step_type, reward, observation, terminated, truncated, final)
+
+    def _time_step(
+        self,
+        step_type: dm_env.StepType,
+        reward: Any,
+        observation: Any,
+        terminated: Any,
+        truncated: Any,
+        final: tuple[Any, dict[str, Any]] | None,
+    ) -> Any:
+        beside = Beside(self._info, final) if self._info or final else None
+        return dm_env.TimeStep(
+            step_type,
+            reward,
+            0.0 if terminated else 1.0,
+            Seen(self._boxed(observation), bool(terminated), bool(truncated), _box(beside)),
+        )
+
+    # -- what faces ask ----------------------------------------------------------------------------
+
+    def describe(self) -> Described:
+        env = self.env
+        return Described(env.observation_space, env.action_space, env.metadata, env.render_mode)
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the environment, or of what it wraps."""
+        return self.env.get_wrapper_attr(name)(*args, **kwargs)
+
+    def call_or_get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Like `call`, and the value of an attribute that cannot be called."""
+        value = self.env.get_wrapper_attr(name)
+        return value(*args, **kwargs) if callable(value) else value
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        return self.env.has_wrapper_attr(name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Sets it on the outermost wrapper, or environment, that has it."""
+        self.env.set_wrapper_attr(name, value)
+
+    def is_wrapped(self, wrapper: type) -> bool:
+        """Whether one of the environment's wrappers is of this class."""
+        env = self.env
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, wrapper):
+                return True
+            env = env.env
+        return False
+
+
+class Member:
+    """A constructor of a `GymnasiumMember`.
+
+    Args:
+      constructor: of a `gymnasium.Env`.
+      autoreset_mode: of the vector environment.
+    """
+
+    def __init__(self, constructor: Callable[[], Any], autoreset_mode: AutoresetMode) -> None:
+        self._constructor = constructor
+        self._mode = autoreset_mode
+
+    def __call__(self) -> GymnasiumMember:
+        env = self._constructor()
+        if not isinstance(env, gymnasium.Env):
+            kind = type(env)
+            raise TypeError(
+                f"the constructor returned a {kind.__module__}.{kind.__qualname__}, expected a "
+                "gymnasium.Env"
+            )
+        return GymnasiumMember(env, self._mode)
+
+
+# -- spaces without a spec -------------------------------------------------------------------------
+
+
+def any_spec(space: spaces.Space[Any]) -> Any:
+    """Like `spec_from_space`, with the spec of any object where a space has none."""
+    if has_spec(space):
+        return spec_from_space(space)
+    match space:
+        case spaces.Dict():
+            return {key: any_spec(child) for key, child in space.items()}
+        case spaces.Tuple():
+            return tuple(any_spec(child) for child in space)
+    return _OBJECT_SPEC
+
+
+def has_spec(space: spaces.Space[Any]) -> bool:
+    """Whether a space, and every space in it, has a spec."""
+    try:
+        spec_from_space(space)
+    except TypeError:
+        return False
+    return True
+
+
+def _boxer(space: spaces.Space[Any]) -> Callable[[Any], Any]:
+    """What puts those parts of an observation into boxes that have no spec."""
+    if has_spec(space):
+        return lambda value: value
+    match space:
+        case spaces.Dict():
+            boxers = {key: _boxer(child) for key, child in space.items()}
+            return lambda value: {key: boxed(value[key]) for key, boxed in boxers.items()}
+        case spaces.Tuple():
+            parts = [_boxer(child) for child in space]
+            return lambda value: tuple(
+                boxed(part) for boxed, part in zip(parts, value, strict=True)
+            )
+    return _box
+
+
+def _box(value: Any) -> np.ndarray[Any, Any]:
+    """Anything as one element, which a tuple or list would not be by itself."""
+    box = np.empty((), object)
+    box[()] = value
+    return box

@@ -1,0 +1,242 @@
+"""Members: Gymnasium environments as one batch, for the faces that are vector environments.
+
+Gymnasium's and Stable-Baselines3's vector environments differ in how they hand over infos and in
+little else. This gives what both are made of: batched observations by the spaces, flags apart,
+infos and final values by environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space, iterate
+
+from envfleet.environments import constructor_of
+from envfleet.environments.gymnasium_member import Beside, Described, Member, has_spec
+from envfleet.errors import EnvFailure, InvalidAction, ResetNeeded, SpecMismatch
+from envfleet.parallel import ParallelPyEnvironment
+
+Array = np.ndarray[Any, Any]
+
+_NOTHING = Beside({}, None)
+
+_OWN = ("reset", "step", "close")
+
+
+class Outcome(NamedTuple):
+    """What a reset or a step of all members gave.
+
+    Attributes:
+      observations: batched as Gymnasium does, by the observation space; fresh arrays.
+      rewards: float64 of shape ``(num_envs,)``.
+      terminated, truncated: bool of shape ``(num_envs,)``.
+      beside: an info for each member, and its final observation and info where its episode has
+        ended with SAME_STEP.
+    """
+
+    observations: Any
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    beside: list[Beside]
+
+
+class Members:
+    """Gymnasium environments in actors.
+
+    An environment that has failed and is restarted (``on_failure="restart"``) ends its episode by
+    truncation, with the last observation that it gave, reward 0, and an info that has the failure
+    in words under ``"env_failure"``.
+
+    Args:
+      env_fns: a constructor, or the id, of each environment; or one with ``num_envs`` in `options`.
+      autoreset_mode: when an environment whose episode has ended is reset.
+      options: arguments of `ParallelPyEnvironment`.
+
+    Attributes:
+      batch: the `ParallelPyEnvironment`.
+      described: what the first member says of itself.
+
+    Raises:
+      SpecMismatch: the spaces differ; says whose.
+      Exception: as `ParallelPyEnvironment`.
+    """
+
+    def __init__(
+        self,
+        env_fns: Callable[[], Any] | str | Sequence[Callable[[], Any] | str],
+        autoreset_mode: AutoresetMode,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._mode = autoreset_mode
+        self.batch = ParallelPyEnvironment(_members(env_fns, autoreset_mode), **options)
+        try:
+            everyone = self.ask("describe")
+            self.described: Described = everyone[0]
+            _check_alike(everyone)
+        except BaseException:
+            self.batch.close()
+            raise
+        self._observation_space = self.described.observation_space
+        self._action_space = self.described.action_space
+        self._actions_have_specs = has_spec(self._action_space)
+
+    @property
+    def num_envs(self) -> int:
+        return self.batch.batch_size
+
+    # -- stepping ----------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        env_ids: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Sequence[Mapping[str, Any] | None],
+    ) -> Outcome:
+        """Resets some members, each with a seed and options of its own.
+
+        What is given for those that are not reset, in lists of one for every member, is ignored.
+        """
+        seeded = {i: (int(seed),) for i in env_ids if (seed := seeds[i]) is not None}
+        told = {i: (dict(given),) for i in env_ids if (given := options[i]) is not None}
+        if seeded or told:
+            try:
+                self._prepare(seeded, told)
+            except ResetNeeded:  # some have failed: they have to be there to be told
+                self.batch.reset(env_ids)
+                self._prepare(seeded, told)
+        return self._outcome(self.batch.reset(env_ids), reset=env_ids)
+
+    def _prepare(self, seeded: Mapping[int, Any], told: Mapping[int, Any]) -> None:
+        if len(seeded) == self.num_envs:  # then restarts have seeds by these, too
+            self.batch.seed([seed for (seed,) in seeded.values()])
+        elif seeded:
+            self.batch.operate_each("seed", seeded)
+        if told:
+            self.batch.operate_each("set_options", told)
+
+    def post_step(self, actions: Any) -> Callable[[], Outcome]:
+        """Steps every member; calling what it gives waits for the outcome, or raises.
+
+        Args:
+          actions: batched as Gymnasium does, by the action space.
+
+        Raises:
+          InvalidAction: they do not fit; no member has moved.
+        """
+        if not self._actions_have_specs:
+            actions = _boxed(self._action_space, actions, self.num_envs, "actions")
+        time_step = self.batch.post_step(actions)
+        return lambda: self._outcome(time_step())
+
+    def _outcome(self, time_step: Any, reset: Sequence[int] | None = None) -> Outcome:
+        seen = time_step.observation
+        observations = _batched(self._observation_space, seen.observation)
+        beside = [_NOTHING if given is None else given for given in seen.beside.tolist()]
+        if reset is not None:
+            nothing = np.zeros(self.num_envs, bool)
+            chosen = set(reset)
+            beside = [given if i in chosen else _NOTHING for i, given in enumerate(beside)]
+            return Outcome(observations, time_step.reward, nothing, nothing.copy(), beside)
+        terminated, truncated = seen.terminated, seen.truncated
+        cut = time_step.step_type == 2
+        if self._mode is AutoresetMode.NEXT_STEP:
+            cut &= ~(terminated | truncated)
+        if cut.any():
+            terminated[cut], truncated[cut] = False, True
+            observations = self._cut(np.flatnonzero(cut).tolist(), observations, beside)
+        return Outcome(observations, time_step.reward, terminated, truncated, beside)
+
+    def _cut(self, env_ids: Sequence[int], observations: Any, beside: list[Beside]) -> Any:
+        """What is shown of members whose episode a failure has ended."""
+        last = self.batch.stats().last_failure
+        infos = {i: {"env_failure": _words(last[i])} for i in env_ids}
+        for i, info in infos.items():
+            beside[i] = Beside(info, None)
+        if self._mode is not AutoresetMode.SAME_STEP:
+            return observations
+        batched = batch_space(self._observation_space, self.num_envs)
+        finals = list(iterate(batched, observations))
+        after = self._outcome(self.batch.reset(env_ids), reset=env_ids)
+        for i, info in infos.items():
+            beside[i] = Beside(after.beside[i].info, (finals[i], info))
+        return after.observations
+
+    # -- between steps -----------------------------------------------------------------------------
+
+    def ask(self, method: str, *args: Any, env_ids: Iterable[int] | None = None) -> list[Any]:
+        """A method of each `GymnasiumMember`."""
+        return self.batch.operate("ask", method, *args, env_ids=env_ids)
+
+
+def check_callable(method: str, name: str) -> None:
+    """Raises `ValueError` for a method that would change an episode behind the batch's back."""
+    if name in _OWN:
+        raise ValueError(f"{method}({name!r}) would bypass the vector environment: use {name}()")
+
+
+def _members(
+    env_fns: Callable[[], Any] | str | Sequence[Callable[[], Any] | str], mode: AutoresetMode
+) -> Any:
+    """Constructors of members; what is no constructor is left for the batch to refuse."""
+    if isinstance(env_fns, Sequence) and not isinstance(env_fns, str):
+        return [_members(one, mode) for one in env_fns]
+    if isinstance(env_fns, str):
+        return Member(constructor_of(env_fns), mode)
+    is_instance = hasattr(env_fns, "step") and not isinstance(env_fns, type)
+    return Member(env_fns, mode) if callable(env_fns) and not is_instance else env_fns
+
+
+def _check_alike(everyone: Sequence[Described]) -> None:
+    first = everyone[0]
+    for i, one in enumerate(everyone):
+        for name in ("observation_space", "action_space"):
+            mine, theirs = getattr(one, name), getattr(first, name)
+            if mine != theirs:
+                raise SpecMismatch(f"env {i}'s {name} is {mine}, env 0's is {theirs}")
+
+
+def _batched(space: spaces.Space[Any], columns: Any) -> Any:
+    """Columns of a batch as Gymnasium batches observations."""
+    match space:
+        case spaces.Dict():
+            return {key: _batched(child, columns[key]) for key, child in space.items()}
+        case spaces.Tuple():
+            return tuple(
+                _batched(child, column) for child, column in zip(space, columns, strict=True)
+            )
+    return tuple(columns.tolist()) if columns.dtype.hasobject else columns
+
+
+def _boxed(space: spaces.Space[Any], actions: Any, num_envs: int, where: str) -> Any:
+    """Batched actions, with what has no spec as one object for each member."""
+    if has_spec(space):
+        return actions
+    match space:
+        case spaces.Dict() if isinstance(actions, Mapping) and actions.keys() == space.keys():
+            return {
+                key: _boxed(child, actions[key], num_envs, f"{where}[{key!r}]")
+                for key, child in space.items()
+            }
+        case spaces.Tuple() if isinstance(actions, Sequence) and len(actions) == len(space):
+            return tuple(
+                _boxed(child, part, num_envs, f"{where}[{n}]")
+                for n, (child, part) in enumerate(zip(space, actions, strict=True))
+            )
+        case spaces.Dict() | spaces.Tuple():
+            raise InvalidAction(f"{where} is {actions!r}, which is not like {space}")
+    parts = list(iterate(batch_space(space, num_envs), actions))
+    if len(parts) != num_envs:
+        raise InvalidAction(f"{where} has leading axis {len(parts)}, expected {num_envs}")
+    column = np.empty(num_envs, object)
+    for i, part in enumerate(parts):
+        column[i] = part
+    return column
+
+
+def _words(failure: EnvFailure | None) -> str:
+    return "" if failure is None else failure.line()
