@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import pickle
 
 import gymnasium
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 from dm_env import specs
 from gymnasium import spaces
 
 from envfleet import ParallelPyEnvironment
-from envfleet.environments.gymnasium import GymnasiumEnvironment, spec_from_space
+from envfleet.environments.gymnasium import GymnasiumEnvironment, space_from_spec, spec_from_space
 
 IDS = ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Taxi-v4", "Pendulum-v1", "Acrobot-v1"]
 
@@ -91,9 +95,107 @@ def test_seed_is_given_to_the_next_reset_only(make_batch):
     ids=str,
 )
 def test_space_becomes_the_spec_that_says_the_same(space, spec):
-    found = spec_from_space(space, "space")
+    found = spec_from_space(space)
     assert found == spec
     found.validate(np.asarray(space.sample(), found.dtype))
+
+
+def any_space() -> st.SearchStrategy[spaces.Space]:
+    numbers = st.integers(-5, 5)
+    shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+    integers = st.sampled_from([np.int8, np.int32, np.int64])
+    nvec = hnp.arrays(np.int64, shapes.filter(len), elements=st.integers(1, 9))
+    lows = hnp.arrays(np.float32, shapes, elements=st.sampled_from([-np.inf, -2.5, 0.0]))
+    simple = st.one_of(
+        st.builds(spaces.Discrete, st.integers(1, 9), start=numbers, dtype=integers),
+        nvec.flatmap(
+            lambda n: st.builds(
+                spaces.MultiDiscrete,
+                st.just(n),
+                dtype=integers,
+                start=hnp.arrays(np.int64, n.shape, elements=numbers),
+            )
+        ),
+        st.builds(spaces.MultiBinary, st.integers(1, 5) | shapes.filter(lambda s: len(s) > 1)),
+        st.builds(
+            spaces.Text,
+            st.integers(3, 9),
+            min_length=st.integers(0, 3),
+            charset=st.sampled_from(["abc", "xyz ", "é"]),
+        ),
+        st.builds(spaces.Box, lows, st.sampled_from([1.5, np.inf]), dtype=st.just(np.float32)),
+        st.builds(spaces.Box, numbers, st.integers(6, 9), shapes, integers),
+        st.just(spaces.Box(0, 255, (2, 2), np.uint8)),
+    )
+    return st.recursive(
+        simple,
+        lambda inner: (
+            st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+            | st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(spaces.Dict)
+        ),
+        max_leaves=5,
+    )
+
+
+@hypothesis.given(any_space())
+def test_space_that_became_a_spec_comes_back_as_it_was(space):
+    there = spec_from_space(space)
+    assert_same_space(space_from_spec(there), space)
+    travelled = pickle.loads(pickle.dumps(there))
+    assert_same_space(space_from_spec(travelled), space)
+
+
+def assert_same_space(found: spaces.Space, expected: spaces.Space) -> None:
+    """Equal, with bounds that are not only close."""
+    assert found == expected
+    match expected:
+        case spaces.Box():
+            assert np.array_equal(found.low, expected.low)
+            assert np.array_equal(found.high, expected.high)
+        case spaces.Dict():
+            for key in expected:
+                assert_same_space(found[key], expected[key])
+        case spaces.Tuple():
+            for mine, theirs in zip(found, expected, strict=True):
+                assert_same_space(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "space"),
+    [
+        (specs.DiscreteArray(4), spaces.Discrete(4, dtype=np.int32)),
+        (specs.Array((2,), np.float64), spaces.Box(-np.inf, np.inf, (2,), np.float64)),
+        (specs.Array((), np.int8), spaces.Box(-128, 127, (), np.int8)),
+        (
+            specs.BoundedArray((2,), np.float32, [0, 1], 2),
+            spaces.Box(np.array([0, 1], np.float32), 2.0, (2,), np.float32),
+        ),
+        (specs.BoundedArray((), np.int64, 0, 2), spaces.Box(0, 2, (), np.int64)),
+        ([specs.DiscreteArray(2, np.int64)], spaces.Tuple([spaces.Discrete(2)])),
+    ],
+    ids=str,
+)
+def test_spec_becomes_the_space_of_its_values(spec, space):
+    assert_same_space(space_from_spec(spec), space)
+
+
+def test_string_becomes_a_text_of_any_printable_characters():
+    space = space_from_spec(specs.StringArray(()))
+    assert space.contains("reach the goal, then (2) stop!")
+    assert space.contains("")
+
+
+@pytest.mark.parametrize("wrong", [specs.StringArray((2,)), specs.Array((), complex), "spec"])
+def test_what_has_no_space_says_where_it_stands(wrong):
+    with pytest.raises(TypeError, match=r"spec\['a'\]\[1\] is .*, for which there is no space"):
+        space_from_spec({"a": (specs.DiscreteArray(2), wrong)})
+
+
+def test_text_specs_of_different_characters_differ():
+    spec = spec_from_space(spaces.Text(5, charset="ab"))
+    assert spec == spec_from_space(spaces.Text(5, charset="ba"))
+    assert spec != spec_from_space(spaces.Text(5, charset="abc"))
+    assert spec == specs.StringArray(())
 
 
 def test_space_without_a_spec_says_where_it_stands():

@@ -226,7 +226,7 @@ def space_from_spec(spec: Any, where: str = "spec") -> spaces.Space[Any]:
         case specs.DiscreteArray():
             return spaces.Discrete(spec.num_values, dtype=spec.dtype)
         case specs.BoundedArray(name="Discrete", shape=(), minimum=low, maximum=high):
-            return spaces.Discrete(int(high) - int(low) + 1, start=low, dtype=spec.dtype)
+            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), dtype=spec.dtype)
         case specs.BoundedArray(name="MultiDiscrete", minimum=low, maximum=high):
             sizes = high.astype(np.int64) - low + 1
             return spaces.MultiDiscrete(sizes, dtype=spec.dtype, start=low)
@@ -234,7 +234,11 @@ def space_from_spec(spec: Any, where: str = "spec") -> spaces.Space[Any]:
             return spaces.MultiBinary(shape if len(shape) > 1 else shape[0])
     if not hasattr(spec, "shape") or np.dtype(getattr(spec, "dtype", "O")).kind not in "iufb":
         raise TypeError(f"{where} is {spec!r}, for which there is no space")
-    return spaces.Box(bound(spec, "minimum"), bound(spec, "maximum"), spec.shape, spec.dtype)
+    low, high = (
+        np.broadcast_to(bound(spec, field).astype(spec.dtype), spec.shape)
+        for field in ("minimum", "maximum")
+    )
+    return spaces.Box(low, high, spec.shape, spec.dtype)
 
 
 def action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:

@@ -75,9 +75,8 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
           seed: ``seed + i`` for environment i; or a list with a seed or None for each.
-          options: for every environment's ``reset``. ``"reset_mask"``, bool of shape
-            ``(num_envs,)``, says which are reset; the others keep their observation. It is not
-            changed.
+          options: for every environment's ``reset``; not changed. ``"reset_mask"``, bool of shape
+            ``(num_envs,)``, says which are reset; the others keep their observation.
 
         Returns:
           Observations, batched by `observation_space`, and infos of those that were reset.
@@ -255,4 +254,5 @@ def _split(
         raise ValueError(f"{where} has shape {mask.shape}, expected ({num_envs},)")
     if not mask.any():
         raise ValueError(f"{where} is False for every environment, expected one at least")
-    return mask, {key: value for key, value in options.items() if key != "reset_mask"}
+    # The mask alone is no option of an environment's: telling it nothing saves a call.
+    return mask, {key: value for key, value in options.items() if key != "reset_mask"} or None
