@@ -9,7 +9,8 @@ block ends with the seconds that each row took.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,10 +61,7 @@ class Layout:
         self._beside = [i for i, leaf in enumerate(self.leaves) if leaf.dtype.hasobject]
         self._blocks: dict[int, tuple[list[int], int]] = {}
         self._is_leaf = not tree.is_nested(structure)
-        # A time step of single arrays is the common case: it is its own list of leaves.
-        self._is_flat_tuple = isinstance(structure, tuple) and not any(
-            tree.is_nested(child) for child in structure
-        )
+        self._plan = _plan(structure)
 
     @property
     def has_objects(self) -> bool:
@@ -182,6 +180,8 @@ class Layout:
         """Leaves in the structure's own types."""
         if self._is_leaf:
             return leaves[0]
+        if self._plan is not None:
+            return self._plan.put_together(iter(leaves))
         return tree.unflatten_as(self.structure, leaves)
 
     # -- the environment's side -------------------------------------------------------------------
@@ -217,8 +217,9 @@ class Layout:
     def _flatten(self, value: Any) -> Sequence[Any]:
         if self._is_leaf:
             return (value,)
-        if self._is_flat_tuple and isinstance(value, tuple) and len(value) == len(self.leaves):
-            return value
+        leaves: list[Any] = []
+        if self._plan is not None and self._plan.take_apart(value, leaves):
+            return leaves
         try:
             return tree.flatten_up_to(self.structure, value, check_types=False)  # type: ignore[no-any-return]
         except (TypeError, ValueError, KeyError) as problem:
@@ -236,6 +237,70 @@ class Layout:
         return f"{name} {' and '.join(words)}; expected the leaves {', '.join(expected)}"
 
 
+class _Plan(NamedTuple):
+    """One dict, tuple or list of a structure: what `tree` does with it, worked out once.
+
+    Attributes:
+      keys: in `tree`'s order; None of a tuple or list.
+      parts: of what stands there the plan, or None for a leaf.
+      make: from the parts, in the structure's own order.
+      order: where among `parts` those are.
+    """
+
+    keys: list[Any] | None
+    parts: list[Any]
+    make: Callable[[list[Any]], Any]
+    order: list[int]
+
+    def take_apart(self, value: Any, leaves: list[Any]) -> bool:
+        """Appends the leaves of a value; False where it is not plainly of this structure."""
+        if self.keys is None:
+            if not isinstance(value, tuple | list) or len(value) != len(self.parts):
+                return False
+            items: Iterable[Any] = value
+        else:
+            if not isinstance(value, dict) or len(value) != len(self.parts):
+                return False
+            try:
+                items = [value[key] for key in self.keys]
+            except KeyError:
+                return False
+        for part, item in zip(self.parts, items):  # noqa: B905  (their lengths were compared)
+            if part is None:
+                leaves.append(item)
+            elif not part.take_apart(item, leaves):
+                return False
+        return True
+
+    def put_together(self, leaves: Iterator[Any]) -> Any:
+        """Takes its leaves off the iterator; gives them in the structure's own types."""
+        parts = [next(leaves) if part is None else part.put_together(leaves) for part in self.parts]
+        return self.make([parts[at] for at in self.order])
+
+
+def _plan(structure: Any) -> _Plan | None:
+    """The plan of a structure of plain dicts, tuples, named tuples and lists; else None."""
+    kind = type(structure)
+    if kind is dict:
+        own, keys = list(structure), sorted(structure)
+        children = [structure[key] for key in keys]
+        order = [keys.index(key) for key in own]
+        make: Callable[[list[Any]], Any] = functools.partial(_as_dict, own)
+    elif kind in (tuple, list) or hasattr(kind, "_make"):
+        keys, children, order = None, list(structure), list(range(len(structure)))
+        make = getattr(kind, "_make", kind)
+    else:
+        return None
+    parts = [_plan(child) for child in children]
+    if any(part is None and tree.is_nested(child) for part, child in zip(parts, children)):  # noqa: B905
+        return None
+    return _Plan(keys, parts, make, order)
+
+
+def _as_dict(keys: list[Any], parts: list[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, parts, strict=True))
+
+
 def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:
     """No reward and the full discount: what a first time step has, by the specs."""
     reward = tree.map_structure(lambda spec: np.zeros(spec.shape, spec.dtype), reward_spec)
@@ -250,6 +315,8 @@ def _fits_at_once(item: Any, leaf: Leaf) -> bool:
     if leaf.shape == ():
         if type(item) is float:
             return bool(leaf.dtype == _FLOAT)
+        if type(item) is bool:
+            return leaf.dtype.kind == "b"
         if isinstance(item, int):  # every integer type holds a small one: a step type, an index
             return leaf.dtype.kind in "iu" and 0 <= item <= 127
     return False
