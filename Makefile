@@ -9,6 +9,7 @@ PYTHON ?= python3
 PYTHON311 ?= python3.11
 VENV ?= .venv
 VENV_TF ?= .venv-tf
+VENV_PEERS ?= .venv-peers
 VENV_BENCH ?= .venv-bench
 
 DEMO_ARGS ?=
@@ -18,16 +19,22 @@ CHAOS_ARGS ?=
 
 # What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
 TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
-TF_TESTS ?= tests/test_tf_agents.py tests/test_layout.py tests/test_specs.py tests/test_parallel.py
+TF_TESTS ?= tests/test_tf_agents.py tests/test_interop_tf_agents.py tests/test_layout.py \
+  tests/test_specs.py tests/test_parallel.py
 
-# What the benchmark compares with, besides TF-Agents. Two of them need PyTorch, which is installed
-# before them, so that it can be another build than the one that they would bring:
+# What the tests of the other faces run on. dm-control asks for any MuJoCo, but fails with 4.0.
+PEER_PACKAGES := stable-baselines3 moviepy opencv-python-headless dm-control 'mujoco>=3.17,<4' \
+  'gymnasium[box2d,mujoco]' minigrid highway-env 'pytest>=9' hypothesis attrs rich
+PEER_TESTS ?= tests/test_interop_sb3.py tests/test_third_party.py
+
+# Some of them, and of what the benchmark compares with, need PyTorch, which is installed before
+# them, so that it can be another build than the one that they would bring:
 # make bench TORCH=torch-2.13.0+cpu-....whl
 TORCH ?= torch==2.13.0
 BENCH_PACKAGES := 'gymnasium[mujoco]' stable-baselines3 tianshou matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint chaos bench test-tf
+.PHONY: help demo test lint chaos bench test-interop test-peers test-tf
 .NOTPARALLEL:  # two pips in one environment would get in each other's way
 .DELETE_ON_ERROR:
 
@@ -51,7 +58,12 @@ chaos: $(VENV)/.dev  ## environments that crash, hang and are killed: 10 minutes
 bench: $(VENV_BENCH)/.bench $(VENV_TF)/.bench  ## beside the peers: a quarter of an hour; writes docs/benchmarks/
 	$(VENV_BENCH)/bin/python benchmarks/run.py --tf-python $(VENV_TF)/bin/python $(BENCH_ARGS)
 
-test-tf: $(VENV_TF)/.tf  ## the tests beside TensorFlow and TF-Agents, on Python 3.11
+test-interop: test-peers test-tf  ## both of the following: the tests that need other packages
+
+test-peers: $(VENV_PEERS)/.peers  ## beside Stable-Baselines3, dm_control, MiniGrid, highway-env
+	$(VENV_PEERS)/bin/python -m pytest $(PEER_TESTS) $(TEST_ARGS)
+
+test-tf: $(VENV_TF)/.tf  ## beside TensorFlow and TF-Agents, on Python 3.11
 	$(VENV_TF)/bin/python -m pytest $(TF_TESTS) $(TEST_ARGS)
 
 # -- virtual environments --------------------------------------------------------------------------
@@ -95,6 +107,16 @@ $(VENV_TF)/.created:
 $(VENV_TF)/.tf: pyproject.toml $(VENV_TF)/.created
 	@echo "installing TensorFlow, TF-Agents and envfleet into $(VENV_TF) ..."
 	$(VENV_TF)/bin/python -m pip install --quiet $(TF_PACKAGES) --editable .
+	touch $@
+
+$(VENV_PEERS)/.created:
+	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
+	$(call create,$(PYTHON),$(VENV_PEERS))
+
+$(VENV_PEERS)/.peers: pyproject.toml $(VENV_PEERS)/.created
+	@echo "installing the other ecosystems and envfleet into $(VENV_PEERS) ..."
+	$(VENV_PEERS)/bin/python -m pip install --quiet $(TORCH)
+	$(VENV_PEERS)/bin/python -m pip install --quiet $(PEER_PACKAGES) --editable .
 	touch $@
 
 $(VENV_TF)/.bench: $(VENV_TF)/.tf

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "envfleet"
 # From the top down: a module imports only from rows below its own.
 ROWS = [
     ["testing"],
-    ["interop.gymnasium", "interop.stable_baselines3"],
+    ["interop.dm_env", "interop.gymnasium", "interop.stable_baselines3"],
     ["interop.members"],
     ["interop"],
     ["parallel"],
@@ -28,7 +28,7 @@ ROWS = [
     ["actor"],
     ["environments"],
     ["environments.gymnasium_member"],
-    ["environments.gymnasium", "environments.tf_agents"],
+    ["environments.dm_control", "environments.gymnasium", "environments.tf_agents"],
     ["environments.dm_env"],
     ["environments.wrappers", "environments.registrations"],
     ["layout", "seeding", "gin_state"],
@@ -52,6 +52,7 @@ OPTIONAL = {
         "interop.members",
         "interop.stable_baselines3",
     },
+    "dm_control": {"environments.dm_control"},
     "stable_baselines3": {"interop.stable_baselines3"},
     "tf_agents": set(),
     "tensorflow": set(),

@@ -301,10 +301,15 @@ def _as_dict(keys: list[Any], parts: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, parts, strict=True))
 
 
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """The same structure with what the function gives for each leaf."""
+    return tree.map_structure(function, structure)
+
+
 def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:
     """No reward and the full discount: what a first time step has, by the specs."""
-    reward = tree.map_structure(lambda spec: np.zeros(spec.shape, spec.dtype), reward_spec)
-    discount = tree.map_structure(lambda spec: np.ones(spec.shape, spec.dtype), discount_spec)
+    reward = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), reward_spec)
+    discount = map_leaves(lambda spec: np.ones(spec.shape, spec.dtype), discount_spec)
     return reward, discount
 
 

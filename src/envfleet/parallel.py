@@ -343,6 +343,11 @@ class ParallelPyEnvironment(Specs, Closing):
         env_ids, columns = fleet.stepper.receive(at_least, timeout, self._max_staleness)
         return fleet.time_step_layout.unflatten(columns), np.asarray(env_ids, np.int64)
 
+    @property
+    def under_way(self) -> list[int]:
+        """Environments that were sent and not yet received, in ascending order."""
+        return self._fleet.stepper.under_way
+
     # -- the batch as it is ------------------------------------------------------------------------
 
     def current_time_step(self) -> Any:

@@ -448,6 +448,11 @@ class Stepper:
 
     # -- state -------------------------------------------------------------------------------------
 
+    @property
+    def under_way(self) -> list[int]:
+        """Environments that have been called and not yet taken."""
+        return sorted(self._flights)
+
     def check_promise(self) -> None:
         """Raises `ClosedError` for a promise that is called after the end."""
         if self._is_closed:

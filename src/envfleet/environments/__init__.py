@@ -92,11 +92,11 @@ def constructor_of(environment_name: str) -> Callable[[], Any]:
 def _make(environment_name: str) -> Any:
     library, _, name = environment_name.rpartition(":")
     if library == "dm_control":
-        from envfleet.environments import dm_control
+        from envfleet.environments.dm_control import load as load_dm_control
 
-        return dm_control.load(name)
+        return load_dm_control(name)
     try:
-        from envfleet.environments import gymnasium
+        from envfleet.environments.gymnasium import load
     except ModuleNotFoundError as missing:
         if missing.name != "gymnasium":
             raise
@@ -105,7 +105,7 @@ def _make(environment_name: str) -> Any:
             "pip install 'envfleet[gymnasium]'",
             name="gymnasium",
         ) from missing
-    return gymnasium.load(environment_name)
+    return load(environment_name)
 
 
 def _is_a(env: Any, module: str, name: str) -> bool:

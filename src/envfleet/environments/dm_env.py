@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import dm_env
@@ -10,6 +12,10 @@ from dm_env import specs
 
 from envfleet.environments.wrappers import find_attr
 from envfleet.layout import zeros_and_ones
+
+_SEEDABLE = (("seed",), ("task", "random", "seed"), ("random_state", "seed"))
+"""Where an environment can be seeded: by a method of its own, or as dm_control's environments (its
+suite's, and those of its composer) by the `RandomState` that they draw from."""
 
 
 class DmEnvironment:
@@ -50,16 +56,18 @@ class DmEnvironment:
         return time_step
 
     def seed(self, seed: int) -> None:
-        try:
-            seed_env = find_attr(self.env, "seed")
-        except AttributeError:
-            seed_env = None
-        if not callable(seed_env):
-            raise TypeError(
-                f"{type(self.env).__qualname__} has no method seed(seed): dm_env has no rule for "
-                "seeding, so give it one, or seed it in its constructor and pass no seed here"
-            )
-        seed_env(seed)
+        self._seed_method()(seed)
+
+    def _seed_method(self) -> Any:
+        for names in _SEEDABLE:
+            with contextlib.suppress(AttributeError):
+                found = functools.reduce(find_attr, names, self.env)
+                if callable(found):
+                    return found
+        raise TypeError(
+            f"{type(self.env).__qualname__} has no method seed(seed): dm_env has no rule for "
+            "seeding, so give it one, or seed it in its constructor and pass no seed here"
+        )
 
     def render(self) -> Any:
         return find_attr(self.env, "render")()

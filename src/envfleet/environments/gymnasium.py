@@ -194,6 +194,8 @@ def spec_from_space(space: spaces.Space[Any], where: str = "space") -> Any:
             return {k: spec_from_space(s, f"{where}[{k!r}]") for k, s in space.items()}
         case spaces.Tuple():
             return tuple(spec_from_space(s, f"{where}[{i}]") for i, s in enumerate(space))
+    if space.shape is None and space.dtype is not None and space.dtype.kind == "U":
+        return specs.StringArray(())  # of another library: MiniGrid's missions
     kind = type(space)
     raise TypeError(
         f"{where} is a {kind.__module__}.{kind.__qualname__}, whose values have no fixed shape and "

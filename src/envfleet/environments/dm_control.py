@@ -1,0 +1,72 @@
+"""dm_control's suite by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from envfleet import gin_state
+
+
+@functools.partial(gin_state.configurable, module=__name__)
+def load(
+    environment_name: str,
+    task_kwargs: Mapping[str, Any] | None = None,
+    environment_kwargs: Mapping[str, Any] | None = None,
+    visualize_reward: bool = False,
+) -> Any:
+    """An environment of dm_control's suite; it needs no display as long as nothing is rendered.
+
+    Args:
+      environment_name: domain and task, as ``"cartpole/swingup"``.
+      task_kwargs, environment_kwargs, visualize_reward: as for `dm_control.suite.load`.
+
+    Returns:
+      A `dm_env.Environment`.
+
+    Raises:
+      ModuleNotFoundError: dm_control is not installed.
+      ImportError: the MuJoCo that is installed is not one that dm_control works with.
+      ValueError: there is no such domain or task; says which there are.
+    """
+    try:
+        from dm_control import suite
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "dm_control":
+            raise
+        raise ModuleNotFoundError(
+            f"'dm_control:{environment_name}' needs dm_control, which is not installed: "
+            f"pip install {_PACKAGES}",
+            name="dm_control",
+        ) from missing
+    domain, _, task = environment_name.partition("/")
+    tasks = suite.TASKS_BY_DOMAIN
+    if domain not in tasks:
+        raise ValueError(
+            f"dm_control has no domain {domain!r} ({environment_name!r}), but {', '.join(tasks)}"
+        )
+    if task not in tasks[domain]:
+        raise ValueError(
+            f"dm_control's domain {domain!r} has no task {task!r} ({environment_name!r}), but "
+            f"{', '.join(tasks[domain])}"
+        )
+    try:
+        return suite.load(
+            domain,
+            task,
+            task_kwargs=task_kwargs and dict(task_kwargs),
+            environment_kwargs=environment_kwargs and dict(environment_kwargs),
+            visualize_reward=visualize_reward,
+        )
+    except AttributeError as problem:
+        if "MjModel" not in str(problem):
+            raise
+        raise ImportError(
+            f"dm_control does not work with the MuJoCo that is installed ({problem}): "
+            f"pip install {_PACKAGES}"
+        ) from problem
+
+
+_PACKAGES = "dm-control 'mujoco>=3.17,<4'"
+"""dm_control 1.0.50 asks for any MuJoCo from 3.17 on, but fails with 4.0."""
