@@ -34,6 +34,9 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
       **options: arguments of `envfleet.ParallelPyEnvironment`: ``num_envs``, ``envs_per_actor``,
         ``backend``, ``on_failure``, ``step_timeout``, ``actor_options``, ``ray_init``, ...
 
+    Attributes:
+      batch: the `ParallelPyEnvironment`, with `stats` and `failures`.
+
     Raises:
       SpecMismatch: the environments' spaces differ; says whose and how.
       Exception: as `ParallelPyEnvironment`.
@@ -49,6 +52,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
         self.closed = True  # until there is something to close
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self._members = Members(env_fns, self.autoreset_mode, options)
+        self.batch = self._members.batch
         self.closed = False
         described = self._members.described
         self.num_envs = self._members.num_envs
@@ -181,7 +185,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
             raise ValueError(f"{len(values)} values, expected one for each of {self.num_envs}")
-        self._members.batch.operate_each(
+        self.batch.operate_each(
             "ask", {i: ("set_wrapper_attr", name, value) for i, value in enumerate(values)}
         )
 
@@ -202,7 +206,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
     def close_extras(self) -> None:
         """Closes the environments, then ends their actors; see `VectorEnv.close`."""
         self.closed = True  # whatever follows: an environment may raise in its close
-        self._members.batch.close()
+        self.batch.close()
 
 
 def vector_spec(env_id: str, **options: Any) -> EnvSpec:

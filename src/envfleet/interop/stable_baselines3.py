@@ -29,6 +29,9 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
       **options: arguments of `envfleet.ParallelPyEnvironment`: ``envs_per_actor``, ``backend``,
         ``on_failure``, ``step_timeout``, ``actor_options``, ``ray_init``, ...
 
+    Attributes:
+      batch: the `ParallelPyEnvironment`, with `stats` and `failures`.
+
     Raises:
       SpecMismatch: the environments' spaces differ; says whose and how.
       Exception: as `ParallelPyEnvironment`.
@@ -40,6 +43,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         self._members = Members(env_fns, AutoresetMode.SAME_STEP, options)
+        self.batch = self._members.batch
         self._pending: Callable[[], Outcome] | None = None
         described = self._members.described
         super().__init__(
@@ -106,7 +110,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
           AttributeError: an environment has none of that name.
           TypeError: it is a method, which stays with its environment.
         """
-        return self._members.batch.get_attr(attr_name, self._get_indices(indices))
+        return self.batch.get_attr(attr_name, self._get_indices(indices))
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether every environment, or what it wraps, has this attribute or method."""
@@ -143,4 +147,4 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         """Closes the environments, then ends their actors. Twice is fine."""
-        self._members.batch.close()
+        self.batch.close()
