@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gym_envs
@@ -345,3 +349,18 @@ def test_spaces_are_those_of_the_environment(make):
     envs = make([gym_envs.Told] * 2)
     assert envs.observation_space == gym_envs.Told.observation_space
     assert isinstance(envs.action_space, spaces.Discrete)
+
+
+@pytest.mark.parametrize("script", ["ppo_stable_baselines3.py", "ppo_torch.py"])
+def test_ppo_learns_cart_pole(script):
+    done = subprocess.run(
+        [sys.executable, f"examples/{script}"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"return after \d+ steps: ([\d.]+)", done.stdout)
+    assert found is not None
+    assert float(found[1]) >= 400, done.stdout
