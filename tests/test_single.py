@@ -96,6 +96,30 @@ def test_access_reads_private_attributes_and_getattr_public_ones(make_single):
         assert env.reset().step_type == 0
 
 
+def test_one_environment_is_seeded_and_given_states_as_a_batch_is(make_single):
+    with make_single(lambda: ProbeEnv(3), seed=5) as env:
+        by_constructor = env.reset().observation["seed"]
+        assert env.seed(7) != by_constructor
+        assert env.reset().observation["seed"] == env.seed(7)
+        assert env.seed(5) == by_constructor
+        assert env.seed([8]) == 8
+        assert env.reset().observation["seed"] == 8
+        state = env.get_state()
+        moving = env.step(1, blocking=False)
+        env.set_state(state)
+        assert moving().observation["step"] == 1
+        assert env.step(1).observation["step"] == 1
+        assert env.get_info() == {"episode": 2}
+
+
+def test_one_environment_renders(make_single):
+    with make_single(lambda: ProbeEnv(3)) as env:
+        assert env.render().shape == (4, 5, 3)
+        assert (env.render("rgb_array", blocking=False)() == 3).all()
+        with pytest.raises(NotImplementedError, match="human"):
+            env.render("human")
+
+
 def test_start_without_waiting_is_finished_by_wait_start(backend):
     env = ActorPyEnvironment(ProbeEnv, backend=backend)
     with pytest.raises(EnvFleetError, match=r"before start\(\)"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -264,6 +264,46 @@ class ActorPyEnvironment(EnvHandle, Closing):
         columns = self._fleet.action_layout.columns(action, None)
         return self._advance(self._fleet.stepper.step(columns), blocking)
 
+    def seed(self, seed: int | Sequence[int] | None = None) -> int:
+        """Seeds the environment, from its next reset on.
+
+        Args:
+          seed: an int as for the constructor; a list of one is exactly the environment's seed; None
+            draws from the operating system.
+
+        Returns:
+          The environment's seed.
+
+        Raises:
+          TypeError: the environment has no way to be seeded.
+        """
+        self._wait_moving()
+        return self._fleet.reseed(Seeds(seed, 1))[0]
+
+    def render(self, mode: str = "rgb_array", blocking: bool = True) -> Any:
+        """An image, as the environment gives it, or a `Promise` of one.
+
+        Raises:
+          NotImplementedError: a mode other than ``"rgb_array"``.
+        """
+        if mode != "rgb_array":
+            raise NotImplementedError(f"Only rgb_array rendering is supported, not {mode!r}")
+        image = self._post("render")
+        return image() if blocking else image
+
+    def get_info(self) -> Any:
+        """What came with the last time step besides it (Gymnasium's info)."""
+        return self._post("get_info")()
+
+    def get_state(self) -> Any:
+        """The environment's ``get_state()``."""
+        return self._post("get_state")()
+
+    def set_state(self, state: Any) -> None:
+        """Gives the environment a state of its ``get_state()``; the next `step` goes on from it."""
+        self._wait_moving()
+        self._post("set_state", state)()
+
     def current_time_step(self) -> Any:
         """The time step that the environment is at.
 
@@ -301,9 +341,11 @@ def as_constructor(constructor: Any, where: str) -> Callable[[], Any]:
         hasattr(constructor, name) for name in ("reset", "step")
     )
     if is_instance or not callable(constructor):
+        name = type(constructor).__qualname__
+        # "non-callable" is TF-Agents' word for it, too: tests of existing scripts look for it.
+        found = f"an environment (non-callable {name})" if is_instance else f"not callable ({name})"
         raise TypeError(
-            f"{where} is {'an environment' if is_instance else 'not callable'} "
-            f"({type(constructor).__qualname__}): expected a non-called constructor, since "
+            f"{where} is {found}: expected a non-called constructor, since "
             "environments are built in their actors (in gin, @make_env and not @make_env())"
         )
     return constructor  # type: ignore[no-any-return]
