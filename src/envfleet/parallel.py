@@ -242,7 +242,7 @@ class ParallelPyEnvironment(Specs, Closing):
                 self._backend == "ray"
             ):
                 tuning.advise(fleet)
-            return fleet.time_step_layout.unflatten(leaves)
+            return self._time_step(leaves)
 
         return time_step
 
@@ -263,7 +263,7 @@ class ParallelPyEnvironment(Specs, Closing):
         fleet = self._fleet
         fleet.check_open("reset")
         time_steps = fleet.stepper.reset(self._checked_ids(env_ids), one_by_one=self._blocking)
-        return fleet.time_step_layout.unflatten(time_steps())
+        return self._time_step(time_steps())
 
     # -- first-ready stepping ----------------------------------------------------------------------
 
@@ -341,7 +341,11 @@ class ParallelPyEnvironment(Specs, Closing):
         fleet = self._fleet
         fleet.check_open("drain" if at_least is None else "recv")
         env_ids, columns = fleet.stepper.receive(at_least, timeout, self._max_staleness)
-        return fleet.time_step_layout.unflatten(columns), np.asarray(env_ids, np.int64)
+        return self._time_step(columns), np.asarray(env_ids, np.int64)
+
+    def _time_step(self, columns: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """Leaves of all environments, or of some, as a time step."""
+        return self._fleet.time_step_layout.unflatten(columns)
 
     @property
     def under_way(self) -> list[int]:
@@ -359,7 +363,7 @@ class ParallelPyEnvironment(Specs, Closing):
           ResetNeeded: there is none: before the first `reset` or `step`, or after a failure.
         """
         self._fleet.check_ready("current_time_step")
-        return self._fleet.time_step_layout.unflatten(self._fleet.stepper.columns())
+        return self._time_step(self._fleet.stepper.columns())
 
     def stats(self) -> Stats:
         """Where the time went so far, in seconds, and what went wrong."""
