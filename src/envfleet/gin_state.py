@@ -297,7 +297,9 @@ _SCOPE_CODE = _gin._decorate_with_scope(
 
 # -- exceptions -----------------------------------------------------------------------------------
 
-_OURS = "envfleet."
+_ours: set[str] = set()
+"""Selectors of what `configurable` has decorated."""
+
 _AUGMENT_CODE = _gin_utils.augment_exception_message_and_reraise.__code__
 
 
@@ -323,7 +325,7 @@ def within_configurable() -> bool:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is _WRAPPER_CODE and not frame.f_locals["selector"].startswith(_OURS):
+        if frame.f_code is _WRAPPER_CODE and frame.f_locals["selector"] not in _ours:
             return True
         frame = frame.f_back
     return False
@@ -332,11 +334,22 @@ def within_configurable() -> bool:
 _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
-def configurable(made: _Configurable, module: str = _OURS.rstrip(".")) -> _Configurable:
-    """`gin.configurable`; the exceptions of a class's constructor come out as they were."""
-    decorated: Any = gin.configurable(made, module=module)
+def configurable(made: _Configurable, module: str | None = "envfleet") -> _Configurable:
+    """`gin.configurable`; the exceptions of a class's constructor come out as they were.
+
+    Without a module, its selector is its bare name. To gin a selector that is complete is not
+    ambiguous, whatever else has one that ends with it.
+    """
+    own = made.__module__
+    try:
+        if module is None:  # to gin that means the class's own, if it says one
+            made.__module__ = None  # type: ignore[assignment]
+        decorated: Any = gin.configurable(made, module=module)
+    finally:
+        made.__module__ = own
     if not isinstance(made, type):
         return decorated  # type: ignore[no-any-return]
+    _ours.add(f"{module}.{made.__name__}" if module else made.__name__)
     init: Callable[..., None] = decorated.__init__
 
     @functools.wraps(init)
