@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "envfleet"
 # From the top down: a module imports only from rows below its own.
 ROWS = [
     ["testing"],
-    ["interop.dm_env", "interop.gymnasium", "interop.stable_baselines3"],
+    ["interop.dm_env", "interop.gymnasium", "interop.stable_baselines3", "interop.tf_agents"],
     ["interop.members"],
     ["interop"],
     ["parallel"],
@@ -54,8 +54,8 @@ OPTIONAL = {
     },
     "dm_control": {"environments.dm_control"},
     "stable_baselines3": {"interop.stable_baselines3"},
-    "tf_agents": set(),
-    "tensorflow": set(),
+    "tf_agents": {"interop.tf_agents"},
+    "tensorflow": {"interop.tf_agents"},
 }
 
 FILES = {
