@@ -463,6 +463,8 @@ def test_errors_under_gin_come_out_as_they_were(local, no_gin):
         local([FailsToStart])
     assert type(caught.value) is RuntimeError
     assert isinstance(caught.value.__cause__, envfleet.RemoteTraceback)
+    # Which is in a note as well where the proxy of a user's own configurable drops the cause.
+    assert not any("remote traceback" in note for note in caught.value.__notes__)
     with pytest.raises(ValueError, match="empty"):
         local([])
 
