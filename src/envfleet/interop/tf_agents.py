@@ -86,6 +86,16 @@ class ParallelPyEnvironment(_TfAgentsSpecs, parallel.ParallelPyEnvironment):
         del current_time_step
         return False
 
+    # With the names that TF-Agents' arguments have.
+
+    def step(self, action: Any) -> Any:
+        """Steps every environment, as `envfleet.ParallelPyEnvironment.step`."""
+        return super().step(action)
+
+    def seed(self, seeds: int | Sequence[int] | None = None) -> list[int]:
+        """Seeds every environment, as `envfleet.ParallelPyEnvironment.seed`."""
+        return super().seed(seeds)
+
     def _time_step(self, columns: Sequence[np.ndarray[Any, Any]]) -> Any:
         return _time_step(super()._time_step(columns))
 
