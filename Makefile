@@ -20,12 +20,12 @@ CHAOS_ARGS ?=
 # What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
 TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
 TF_TESTS ?= tests/test_tf_agents.py tests/test_interop_tf_agents.py tests/test_layout.py \
-  tests/test_specs.py tests/test_parallel.py
+  tests/test_specs.py tests/test_parallel.py tests/test_migrate.py
 
 # What the tests of the other faces run on. dm-control asks for any MuJoCo, but fails with 4.0.
 PEER_PACKAGES := stable-baselines3 moviepy opencv-python-headless dm-control 'mujoco>=3.17,<4' \
   'gymnasium[box2d,mujoco]' minigrid highway-env 'pytest>=9' hypothesis attrs rich
-PEER_TESTS ?= tests/test_interop_sb3.py tests/test_third_party.py
+PEER_TESTS ?= tests/test_interop_sb3.py tests/test_third_party.py tests/test_migrate.py
 
 # Some of them, and of what the benchmark compares with, need PyTorch, which is installed before
 # them, so that it can be another build than the one that they would bring:
