@@ -366,7 +366,7 @@ def test_different_spaces_say_whose(make):
 def test_what_is_no_gymnasium_environment_is_refused(make):
     with pytest.raises(TypeError, match=r"returned a builtins\.dict, expected a gymnasium\.Env"):
         make([dict] * 2)
-    with pytest.raises(TypeError, match=r"env_constructors\[0\] is an environment \(Told\)"):
+    with pytest.raises(TypeError, match=r"env_constructors\[0\] is an environment \(non-callable Told\)"):
         make([gym_envs.Told()])
 
 
