@@ -366,7 +366,9 @@ def test_different_spaces_say_whose(make):
 def test_what_is_no_gymnasium_environment_is_refused(make):
     with pytest.raises(TypeError, match=r"returned a builtins\.dict, expected a gymnasium\.Env"):
         make([dict] * 2)
-    with pytest.raises(TypeError, match=r"env_constructors\[0\] is an environment \(non-callable Told\)"):
+    with pytest.raises(
+        TypeError, match=r"env_constructors\[0\] is an environment \(non-callable Told\)"
+    ):
         make([gym_envs.Told()])
 
 
@@ -476,6 +478,34 @@ def test_make_vec_reaches_it_by_the_vector_entry_point(backend):
     compare(envs, SyncVectorEnv([env_fn] * 4, autoreset_mode="SameStep"), 30)
     envs.close()
     assert gymnasium.spec("CartPole-v1").vector_entry_point != spec.vector_entry_point
+
+
+def test_id_with_the_entry_point_reaches_it_too():
+    spec = vector_spec("CartPole-v1", backend="local")
+    gymnasium.register("Ray/CartPole-v1", vector_entry_point=spec.vector_entry_point)
+    try:
+        envs = gymnasium.make_vec(
+            "Ray/CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point"
+        )
+        assert isinstance(envs, RayVectorEnv)
+        assert envs.reset()[0].shape == (3, 4)
+        envs.close()
+    finally:
+        del gymnasium.registry["Ray/CartPole-v1"]
+
+
+def test_environment_may_change_its_options(make):
+    given = {"level": {"walls": [1, 2]}}
+    envs = make([Greedy] * 2)
+    envs.reset(options=given)
+    assert given == {"level": {"walls": [1, 2]}}
+    assert envs.get_attr("took") == (1, 1), "one has taken what was for the other"
+
+
+class Greedy(gym_envs.Told):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.took = options["level"]["walls"].pop(0)
+        return super().reset(seed=seed, options=options)
 
 
 def test_space_of_another_library_travels_as_an_object(make):

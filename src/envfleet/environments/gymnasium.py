@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import string
 from collections.abc import Callable, Sequence
@@ -108,8 +109,8 @@ class GymnasiumEnvironment:
         self._seed = seed
 
     def set_options(self, options: dict[str, Any] | None) -> None:
-        """Gives the next reset its ``options``."""
-        self._options = options
+        """Gives the next reset its ``options``; a copy, which the environment may change."""
+        self._options = copy.deepcopy(options)
 
     def render(self) -> Any:
         image = self.env.render()

@@ -110,8 +110,8 @@ class GymnasiumMember(GymnasiumEnvironment):
                 step_type = dm_env.StepType.LAST
             elif self._mode is AutoresetMode.SAME_STEP:
                 step_type = dm_env.StepType.FIRST
-                # A copy: the environment may write its first observation over its last.
-                final = copy.deepcopy(observation), self._info
+                # A copy: the environment may write what its reset gives over it.
+                final = copy.deepcopy((observation, self._info))
                 observation = self._reset()
         return self._time_step(step_type, reward, observation, terminated, truncated, final)
 

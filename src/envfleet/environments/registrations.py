@@ -38,8 +38,11 @@ def apply(registered: Pickled) -> None:
     """Registers it in this process, an actor's; what was registered here already stays."""
     if not registered:
         return
-    import gymnasium
-
+    try:
+        import gymnasium
+    except ImportError as problem:  # told to whoever asks for it: others may not need it
+        _problems.update(dict.fromkeys(registered, f"{type(problem).__name__}: {problem}"))
+        return
     for name, pickled in registered.items():
         if name in gymnasium.registry:
             continue
@@ -47,7 +50,7 @@ def apply(registered: Pickled) -> None:
             if isinstance(pickled, str):
                 raise TypeError(pickled)
             gymnasium.registry[name] = cloudpickle.loads(pickled)
-        except Exception as problem:  # told to whoever asks for it: others may not need it
+        except Exception as problem:
             _problems[name] = f"{type(problem).__name__}: {problem}"
 
 

@@ -102,7 +102,9 @@ class Members:
         What is given for those that are not reset, in lists of one for every member, is ignored.
         """
         seeded = {i: (int(seed),) for i in env_ids if (seed := seeds[i]) is not None}
-        told = {i: (dict(given),) for i in env_ids if (given := options[i]) is not None}
+        # One tuple for all that are told the same: it is pickled once.
+        same = {id(given): (given,) for given in options}
+        told = {i: same[id(given)] for i in env_ids if (given := options[i]) is not None}
         if seeded or told:
             try:
                 self._prepare(seeded, told)
