@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,19 @@ def test_big_and_optional_packages_are_imported_in_one_place(module):
         package = name.partition(".")[0]
         for table in (ONLY, OPTIONAL):
             assert package not in table or module in table[package], f"{module} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    [
+        ("envfleet", set()),
+        ("envfleet.interop", set()),
+        ("envfleet.interop.dm_env", set()),
+        ("envfleet.interop.gymnasium", {"gymnasium"}),
+    ],
+)
+def test_other_ecosystems_are_imported_by_their_faces_only(module, needs):
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = {name.partition(".")[0] for name in done.stdout.split()}
+    assert found & OPTIONAL.keys() == needs

@@ -116,7 +116,7 @@ def any_space() -> st.SearchStrategy[spaces.Space]:
                 start=hnp.arrays(np.int64, n.shape, elements=numbers),
             )
         ),
-        st.builds(spaces.MultiBinary, st.integers(1, 5) | shapes.filter(lambda s: len(s) > 1)),
+        st.builds(spaces.MultiBinary, st.integers(1, 5) | shapes.filter(len)),
         st.builds(
             spaces.Text,
             st.integers(3, 9),

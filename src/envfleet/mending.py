@@ -52,7 +52,7 @@ class Mender:
     def forgive(self, env_id: int) -> None:
         """The caller resets an environment: it is brought back if it was given up."""
         if env_id in self._restarts.failed or self._is_adrift(env_id):
-            self._restarts.forgive(env_id, owes_last=not self._time_steps.is_over(env_id))
+            self._restarts.forgive(env_id)
 
     def _is_adrift(self, env_id: int) -> bool:
         """Whether an interrupt has left it between working and failed."""

@@ -52,6 +52,8 @@ class Restart:
     """When the next attempt may begin."""
     owes_last: bool = False
     """Whether the caller still has to be shown the end of the episode that the failure ended."""
+    was_reset: bool = False
+    """Whether the caller has reset it, so that its slot has to show its first time step next."""
     calls: list[Sent] = dataclasses.field(default_factory=list)
     """The attempt that is on its way; empty while it backs off."""
     is_ready: bool = False
@@ -126,10 +128,10 @@ class Restarts:
         self.last_failures[i] = kept
         _log.warning("%s%s", failure.line(), told)
 
-    def forgive(self, env_id: int, owes_last: bool) -> None:
+    def forgive(self, env_id: int) -> None:
         """The caller resets an environment that was given up: it has a whole budget again."""
         now = time.monotonic()
-        self.pending[env_id] = Restart(began=now, due=now, owes_last=owes_last)
+        self.pending[env_id] = Restart(began=now, due=now)
         self._in_a_row.pop(env_id, None)
         self.failed.pop(env_id, None)
         self.given_up = [failure for failure in self.given_up if failure.index != env_id]

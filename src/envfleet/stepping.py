@@ -116,7 +116,10 @@ class Stepper:
         self._flights.is_lockstep = True
         self._restarts.given_up.clear()
         self._check_others(env_ids)
-        self._send_resets(env_ids, one_by_one)
+        # Those of a reset that raised for another one are owed their first time step, too.
+        pending = self._restarts.pending
+        owed = [i for i in pending if pending[i].was_reset and i not in env_ids]
+        self._send_resets([*env_ids, *owed], one_by_one)
         return self._taking_all("reset")
 
     def _check_others(self, env_ids: Sequence[int]) -> None:
@@ -240,10 +243,11 @@ class Stepper:
         self.mend()
         self._restarts.raise_given_up(env_ids)
         pending = self._restarts.pending
-        for i in self.prepared.intersection(env_ids):
-            self.prepared.discard(i)
-            if i in pending and pending[i].is_ready:
+        for i in pending.keys() & set(env_ids):
+            pending[i].was_reset, pending[i].owes_last = True, False
+            if i in self.prepared and pending[i].is_ready:
                 self._mender.join(i)
+        self.prepared.difference_update(env_ids)
         by_actor = self._actors.by_actor(set(env_ids) - pending.keys())
         calls = {a: (ids, (self._actors.rows(a, ids),)) for a, ids in by_actor.items()}
         self._take_off("reset", env_ids, calls, one_by_one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import string
@@ -167,7 +168,7 @@ class TextArray(specs.StringArray):  # type: ignore[misc]
 def spec_from_space(space: spaces.Space[Any], where: str = "space") -> Any:
     """The spec of a space; a `Dict` gives a dict and a `Tuple` a tuple of specs.
 
-    Spaces of integers that have the spec of a `Box`, too, are the name of their spec.
+    A space of integers whose spec might be a `Box`'s as well stands in the name of its spec.
 
     Args:
       space: of Gymnasium.
@@ -188,7 +189,8 @@ def spec_from_space(space: spaces.Space[Any], where: str = "space") -> Any:
             highest = start + nvec - 1
             return specs.BoundedArray(space.shape, space.dtype, start, highest, "MultiDiscrete")
         case spaces.MultiBinary():
-            return specs.BoundedArray(space.shape, space.dtype, 0, 1, "MultiBinary")
+            # MultiBinary(5) and MultiBinary([5]) have one shape and are not equal.
+            return specs.BoundedArray(space.shape, space.dtype, 0, 1, f"MultiBinary({space.n})")
         case spaces.Text():
             return TextArray(space.min_length, space.max_length, space.characters)
         case spaces.Dict():
@@ -233,8 +235,8 @@ def space_from_spec(spec: Any, where: str = "spec") -> spaces.Space[Any]:
         case specs.BoundedArray(name="MultiDiscrete", minimum=low, maximum=high):
             sizes = high.astype(np.int64) - low + 1
             return spaces.MultiDiscrete(sizes, dtype=spec.dtype, start=low)
-        case specs.BoundedArray(name="MultiBinary", shape=shape):
-            return spaces.MultiBinary(shape if len(shape) > 1 else shape[0])
+        case specs.BoundedArray(name=str(name)) if name.startswith("MultiBinary("):
+            return spaces.MultiBinary(ast.literal_eval(name.removeprefix("MultiBinary")))
     if not hasattr(spec, "shape") or np.dtype(getattr(spec, "dtype", "O")).kind not in "iufb":
         raise TypeError(f"{where} is {spec!r}, for which there is no space")
     low, high = (
