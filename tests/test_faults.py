@@ -422,26 +422,3 @@ def test_call_without_a_deadline_says_who_is_late(on_ray, caplog, monkeypatch):
     lines = [record.getMessage() for record in caplog.records if "step()" in record.getMessage()]
     assert lines[0] == "env 1 of 2 still in step() after 0.2 s (a step_timeout would end that)"
     assert 1 <= len(lines) <= 3  # each time it waits twice as long
-
-
-def test_reset_that_raises_for_one_still_counts_for_the_others(make_batch, tmp_path):
-    """Environment 0 has failed; the reset that rebuilds it raises, as environment 1 fails in it."""
-    batch = make_batch(
-        [
-            faults.Constructor(faults.key_error, "step", once=str(tmp_path / "0")),
-            faults.Constructor(
-                faults.key_error, "reset", env_id=1, after=1, once=str(tmp_path / "1")
-            ),
-            faults.Constructor(faults.never, "never", env_id=2),
-        ]
-    )
-    with batch:
-        batch.reset()
-        with pytest.raises(KeyError):
-            batch.step(np.zeros(3, int))
-        with pytest.raises(KeyError):
-            batch.reset()
-        assert batch.stats().failures == [1, 1, 0]
-        time_step = batch.reset(env_ids=[1])
-        assert time_step.step_type.tolist() == [0, 0, 0], "what was rebuilt is not shown"
-        assert batch.step(np.zeros(3, int)).step_type.tolist() == [1, 1, 1]
