@@ -363,6 +363,12 @@ def test_different_spaces_say_whose(make):
         make([env_fns[0], env_fns[1]])
 
 
+def test_one_environment_for_several_is_refused():
+    env = gym_envs.Told()
+    with pytest.raises(ValueError, match="env 0 and env 2 are one and the same object"):
+        RayVectorEnv([lambda: env, gym_envs.Told, lambda: env], backend="local")
+
+
 def test_what_is_no_gymnasium_environment_is_refused(make):
     with pytest.raises(TypeError, match=r"returned a builtins\.dict, expected a gymnasium\.Env"):
         make([dict] * 2)

@@ -32,7 +32,7 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
     is_vecenv_wrapped,
 )
 
-from envfleet import ActorDied, InvalidAction  # noqa: E402
+from envfleet import ActorDied, EnvBusy, InvalidAction, ResetNeeded  # noqa: E402
 from envfleet.interop.stable_baselines3 import RayVecEnv  # noqa: E402
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
@@ -246,6 +246,57 @@ def test_seeded_reset_drops_what_is_under_way(make):
     assert envs.reset()[:, 1].tolist() == [0, 0]
     assert [resets[-1][0] for resets in envs.get_attr("resets")] == [3, 4]
     assert envs.step(np.zeros(2, int))[0][:, 1].tolist() == [1, 1]
+
+
+def test_step_that_is_pending_is_waited_for_before_the_next(make):
+    envs = make([gym_envs.Told] * 2)
+    with pytest.raises(ResetNeeded, match="before reset"):
+        envs.step(np.zeros(2, int))
+    envs.reset()
+    envs.step_async(np.array([1, 0]))
+    with pytest.raises(EnvBusy, match="before step_wait"):
+        envs.step_async(np.zeros(2, int))
+    assert envs.step_wait()[1].tolist() == [1.0, 0.0]
+
+
+def test_bits_may_be_floats_as_policies_give_them(make):
+    env_fn = functools.partial(Sampled, "box", "multi-binary")
+    envs = make([env_fn] * 2)
+    model = sb3.PPO("MlpPolicy", envs, n_steps=8, batch_size=16, device="cpu")
+    model.learn(32)
+    with pytest.raises(InvalidAction, match="float32"):
+        envs.step(np.full((2, 4), 0.5, np.float32))
+
+
+def test_indices_count_from_the_end_as_well(make):
+    envs = make([functools.partial(gym_envs.Told, index=i) for i in range(3)])
+    assert envs.get_attr("index", indices=-1) == [2]
+    assert envs.env_method("add", 1, indices=[-3, 1]) == [1, 2]
+    with pytest.raises(IndexError):
+        envs.get_attr("index", indices=-4)
+
+
+def test_images_need_the_mode_for_them(make):
+    envs = make([gym_envs.Told] * 2)
+    with pytest.warns(UserWarning, match="expected 'rgb_array'"):
+        assert envs.get_images() == [None, None]
+
+
+def test_environment_whose_reset_takes_no_options_will_do(make):
+    envs = make([TakesNoOptions] * 2)
+    envs.reset()
+    assert envs.step(np.zeros(2, int))[0][:, 1].tolist() == [1, 1]
+
+
+class TakesNoOptions(gym_envs.Told):
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=seed)
+
+
+def test_render_modes_that_differ_leave_nothing_running(make):
+    fns = [functools.partial(gym_envs.Told, 3, mode) for mode in ("rgb_array", None)]
+    with pytest.raises(AssertionError, match="render_mode"):
+        make(fns)
 
 
 def test_wrong_number_of_actions_moves_nothing(make):

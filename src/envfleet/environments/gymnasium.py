@@ -90,7 +90,8 @@ class GymnasiumEnvironment:
         """The first observation, by the seed and the options that were given for this reset."""
         seed, self._seed = self._seed, None
         options, self._options = self._options, None
-        observation, self._info = self.env.reset(seed=seed, options=options)
+        told = {} if options is None else {"options": options}  # which not every environment takes
+        observation, self._info = self.env.reset(seed=seed, **told)
         return observation
 
     def step(self, action: Any) -> Any:

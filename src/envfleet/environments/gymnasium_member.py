@@ -8,6 +8,7 @@ it costs no call of its own.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ from envfleet.environments.gymnasium import (
     action_converter,
     spec_from_space,
 )
+
+_PROCESS = os.urandom(16)
+"""This process among all others: containers on several nodes have the same process ids."""
 
 _FLAG_SPEC = specs.Array((), bool)
 _OBJECT_SPEC = specs.Array((), object)
@@ -66,6 +70,8 @@ class Described(NamedTuple):
     action_space: spaces.Space[Any]
     metadata: dict[str, Any]
     render_mode: str | None
+    identity: tuple[bytes, int]
+    """Equal for members that have one and the same environment: in which process, which."""
 
 
 class GymnasiumMember(GymnasiumEnvironment):
@@ -136,7 +142,13 @@ class GymnasiumMember(GymnasiumEnvironment):
 
     def describe(self) -> Described:
         env = self.env
-        return Described(env.observation_space, env.action_space, env.metadata, env.render_mode)
+        return Described(
+            env.observation_space,
+            env.action_space,
+            env.metadata,
+            env.render_mode,
+            (_PROCESS, id(env.unwrapped)),
+        )
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of the environment, or of what it wraps."""

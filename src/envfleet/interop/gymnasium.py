@@ -39,6 +39,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
 
     Raises:
       SpecMismatch: the environments' spaces differ; says whose and how.
+      ValueError: environments of one process are one and the same object; says which.
       Exception: as `ParallelPyEnvironment`.
     """
 

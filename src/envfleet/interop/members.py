@@ -63,6 +63,7 @@ class Members:
 
     Raises:
       SpecMismatch: the spaces differ; says whose.
+      ValueError: environments of one process are one and the same object; says which.
       Exception: as `ParallelPyEnvironment`.
     """
 
@@ -77,7 +78,7 @@ class Members:
         try:
             everyone = self.ask("describe")
             self.described: Described = everyone[0]
-            _check_alike(everyone)
+            _check_all(everyone)
         except BaseException:
             self.batch.close()
             raise
@@ -193,13 +194,22 @@ def _members(
     return Member(env_fns, mode) if callable(env_fns) and not is_instance else env_fns
 
 
-def _check_alike(everyone: Sequence[Described]) -> None:
+def _check_all(everyone: Sequence[Described]) -> None:
+    """Raises unless members have the same spaces, and each an environment of its own."""
     first = everyone[0]
     for i, one in enumerate(everyone):
         for name in ("observation_space", "action_space"):
             mine, theirs = getattr(one, name), getattr(first, name)
             if mine != theirs:
                 raise SpecMismatch(f"env {i}'s {name} is {mine}, env 0's is {theirs}")
+    identities = [one.identity for one in everyone]
+    for i, identity in enumerate(identities):
+        same = identities.index(identity)
+        if same != i:
+            raise ValueError(
+                f"env {same} and env {i} are one and the same object: a constructor has to make a "
+                "new environment whenever it is called"
+            )
 
 
 def _batched(space: spaces.Space[Any], columns: Any) -> Any:

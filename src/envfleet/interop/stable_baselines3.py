@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
+from envfleet.errors import EnvBusy, ResetNeeded
 from envfleet.interop.members import Array, Members, Outcome, check_callable
 
 Indices = None | int | Iterable[int]
@@ -34,6 +37,8 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
 
     Raises:
       SpecMismatch: the environments' spaces differ; says whose and how.
+      ValueError: environments of one process are one and the same object; says which.
+      AssertionError: their render modes differ.
       Exception: as `ParallelPyEnvironment`.
     """
 
@@ -45,10 +50,15 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
         self._members = Members(env_fns, AutoresetMode.SAME_STEP, options)
         self.batch = self._members.batch
         self._pending: Callable[[], Outcome] | None = None
+        self._has_reset = False
         described = self._members.described
-        super().__init__(
-            self._members.num_envs, described.observation_space, described.action_space
-        )
+        try:
+            super().__init__(
+                self._members.num_envs, described.observation_space, described.action_space
+            )
+        except BaseException:
+            self.batch.close()
+            raise
         self.metadata = dict(described.metadata)
 
     # -- stepping ----------------------------------------------------------------------------------
@@ -67,6 +77,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
         self.reset_infos = [info for info, _ in outcome.beside]
         self._reset_seeds()
         self._reset_options()
+        self._has_reset = True
         return outcome.observations
 
     def step_async(self, actions: Any) -> None:
@@ -74,8 +85,14 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
 
         Raises:
           InvalidAction: `actions` do not fit; no environment has moved.
+          ResetNeeded: there was no `reset` yet, or an environment has failed since.
+          EnvBusy: the last step was not waited for; it can still be.
         """
-        self._pending = self._members.post_step(actions)
+        if self._pending is not None:
+            raise EnvBusy("step_async() before step_wait()")
+        if not self._has_reset:
+            raise ResetNeeded("step() before reset()")
+        self._pending = self._members.post_step(_whole(self.action_space, actions))
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Waits for what `step_async` has begun.
@@ -110,7 +127,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
           AttributeError: an environment has none of that name.
           TypeError: it is a method, which stays with its environment.
         """
-        return self.batch.get_attr(attr_name, self._get_indices(indices))
+        return self.batch.get_attr(attr_name, self._env_ids(indices))
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether every environment, or what it wraps, has this attribute or method."""
@@ -118,7 +135,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Sets an attribute on the outermost wrapper, or environment, that has it."""
-        env_ids = self._get_indices(indices)
+        env_ids = self._env_ids(indices)
         self._members.ask("set_wrapper_attr", attr_name, value, env_ids=env_ids)
 
     def env_method(
@@ -131,20 +148,43 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
           Exception: what an environment raised; it stays usable.
         """
         check_callable("env_method", method_name)
-        env_ids = self._get_indices(indices)
+        env_ids = self._env_ids(indices)
         return self._members.ask("call", method_name, method_args, method_kwargs, env_ids=env_ids)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Indices = None
     ) -> list[bool]:
         """Whether environments have a wrapper of this class."""
-        env_ids = self._get_indices(indices)
+        env_ids = self._env_ids(indices)
         return self._members.ask("is_wrapped", wrapper_class, env_ids=env_ids)
 
     def get_images(self) -> list[Any]:
-        """An image of each environment, as its ``render()`` gives it."""
+        """An image of each environment, as its ``render()`` gives it.
+
+        None of each, and a warning, if they were not made with ``render_mode="rgb_array"``.
+        """
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"no images: render_mode is {self.render_mode!r}, expected 'rgb_array'",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
         return self._members.ask("call", "render", (), {})
 
     def close(self) -> None:
         """Closes the environments, then ends their actors. Twice is fine."""
         self.batch.close()
+
+    def _env_ids(self, indices: Indices) -> list[int]:
+        """Indices from 0 on: those from the end count as in a list."""
+        chosen = self._get_indices(indices)
+        return [i + self.num_envs if -self.num_envs <= i < 0 else i for i in chosen]
+
+
+def _whole(space: spaces.Space[Any], actions: Any) -> Any:
+    """Bits as the space has them: policies of Stable-Baselines3 give them as floats."""
+    if isinstance(space, spaces.MultiBinary):
+        bits = np.asarray(actions)
+        if bits.dtype.kind == "f" and np.isin(bits, (0, 1)).all():
+            return bits.astype(space.dtype)
+    return actions
