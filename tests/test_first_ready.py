@@ -356,7 +356,10 @@ def test_reset_is_legal_at_any_time_and_drops_what_is_under_way(make_batch):
 
 def test_reset_of_some_needs_the_others_at_rest(make_batch):
     with make_batch(probes(3)) as batch:
-        batch.reset()
+        batch.async_reset()
+        with pytest.raises(EnvBusy, match=r"reset\(\) without envs 1, 2 of 3, still under way"):
+            batch.reset([0])
+        batch.drain()
         batch.send([0], [2])
         with pytest.raises(EnvBusy, match=r"reset\(\) without env 2 of 3, still under way"):
             batch.reset([0])

@@ -369,6 +369,13 @@ def test_one_environment_for_several_is_refused():
         RayVectorEnv([lambda: env, gym_envs.Told, lambda: env], backend="local")
 
 
+def test_unknown_mode_says_which_there_are():
+    with pytest.raises(
+        ValueError, match=r"is 'same', expected one of 'NextStep', 'SameStep', 'Dis"
+    ):
+        RayVectorEnv([gym_envs.Told], backend="local", autoreset_mode="same")
+
+
 def test_what_is_no_gymnasium_environment_is_refused(make):
     with pytest.raises(TypeError, match=r"returned a builtins\.dict, expected a gymnasium\.Env"):
         make([dict] * 2)

@@ -111,8 +111,10 @@ class Stepper:
         """
         self._num_resets += 1
         if len(self._flights) and not self._flights.is_lockstep:
-            self._check_others(env_ids)  # before what is under way is dropped
-        self._settle(env_ids)
+            # Before what is under way is dropped.
+            self._check_at_rest(env_ids)
+            self._check_others(env_ids)
+        self._settle()
         self._flights.is_lockstep = True
         self._restarts.given_up.clear()
         self._check_others(env_ids)
@@ -121,6 +123,15 @@ class Stepper:
         owed = [i for i in pending if pending[i].was_reset and i not in env_ids]
         self._send_resets([*env_ids, *owed], one_by_one)
         return self._taking_all("reset")
+
+    def _check_at_rest(self, env_ids: Sequence[int]) -> None:
+        """Raises unless only environments that are to be reset are under way."""
+        others = sorted(set(self._flights) - set(env_ids))
+        if others and self._actors.interrupted is None:
+            raise EnvBusy(
+                f"reset() without {words_for(others)} of {self._num_envs}, still under way: "
+                "recv() or drain() first, or reset() all"
+            )
 
     def _check_others(self, env_ids: Sequence[int]) -> None:
         """Raises unless the environments that are not to be reset have a time step to show."""
@@ -406,19 +417,13 @@ class Stepper:
             self._mender.truncate(env_id)
             flights.landed.add(env_id)
 
-    def _settle(self, env_ids: Sequence[int]) -> None:
-        """Waits for what is under way, and drops it: these environments are to be reset.
+    def _settle(self) -> None:
+        """Waits for what is under way, and drops it: a reset follows.
 
         After an interrupt, an actor that does not answer is ended.
         """
         flights, actors = self._flights, self._actors
         if actors.interrupted is None and not flights.is_lockstep:
-            others = sorted(set(flights) - set(env_ids))
-            if others:
-                raise EnvBusy(
-                    f"reset() without {words_for(others)} of {self._num_envs}, still under way: "
-                    "recv() or drain() first, or reset() all"
-                )
             with actors.kept_if_interrupted(flights.calls):
                 actors.wait(flights.calls)
         else:

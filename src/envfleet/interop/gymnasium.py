@@ -38,6 +38,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
       batch: the `ParallelPyEnvironment`, with `stats` and `failures`.
 
     Raises:
+      ValueError: there is no such mode.
       SpecMismatch: the environments' spaces differ; says whose and how.
       ValueError: environments of one process are one and the same object; says which.
       Exception: as `ParallelPyEnvironment`.
@@ -51,7 +52,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
         **options: Any,
     ) -> None:
         self.closed = True  # until there is something to close
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = _mode(autoreset_mode)
         self._members = Members(env_fns, self.autoreset_mode, options)
         self.batch = self._members.batch
         self.closed = False
@@ -231,6 +232,14 @@ def vector_spec(env_id: str, **options: Any) -> EnvSpec:
 
 def _make(env_id: str, options: Mapping[str, Any], num_envs: int, **kwargs: Any) -> RayVectorEnv:
     return RayVectorEnv(functools.partial(load, env_id, **kwargs), num_envs=num_envs, **options)
+
+
+def _mode(given: AutoresetMode | str) -> AutoresetMode:
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        modes = ", ".join(repr(mode.value) for mode in AutoresetMode)
+        raise ValueError(f"autoreset_mode is {given!r}, expected one of {modes}") from None
 
 
 def _seeds(seed: int | Iterable[int | None] | None, num_envs: int) -> list[int | None]:
