@@ -79,16 +79,17 @@ class Told(gymnasium.Env[Any, Any]):
         self.length, self.render_mode, self.index = length, render_mode, index
         self.resets: list[tuple[Any, Any]] = []
         self.level = 1
+        self._seen = np.zeros(2, np.int64)  # its one buffer: what it gave before changes with it
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.resets.append((seed, options))
-        self._seen = np.array([len(self.resets), 0])
+        self._seen[:] = len(self.resets), 0
         return self._seen, {"options": options} if options else {}
 
     def step(self, action: Any) -> Any:
         assert type(action) in (int, np.int64)
-        self._seen[1] += 1  # its one buffer: what was given out before changes with it
+        self._seen[1] += 1
         over = bool(self._seen[1] >= self.length)
         return self._seen, float(action), over, False, {"over": over} if over else {}
 

@@ -276,6 +276,26 @@ def test_what_was_given_out_stays_as_it_was(make):
     assert envs.step(np.zeros(2, int))[0].tolist() == [[1, 2], [1, 2]]
 
 
+def test_infos_that_were_given_out_stay_as_they_were(make):
+    envs = make([Tracing] * 2)
+    envs.reset()
+    first = envs.step(np.array([1, 2]))[4]
+    envs.step(np.array([0, 0]))
+    assert first["trace"].tolist() == [[1], [2]]
+
+
+class Tracing(gym_envs.Told):
+    """Gives one list in its infos, and adds to it."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.trace: list[int] = []
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self.trace.append(action)
+        return *super().step(action)[:4], {"trace": self.trace}
+
+
 # -- sending and waiting ---------------------------------------------------------------------------
 
 
@@ -450,6 +470,30 @@ def test_termination_before_a_failure_stays_one(make):
     _, _, terminated, truncated, infos = envs.step(np.array([0, 1]))
     assert (terminated.tolist(), truncated.tolist()) == ([False, False], [False, True])
     assert infos["final_obs"][1].tolist() == [2, 0]
+    assert envs.batch.failures[0].episode_step == 0, "counted on from the episode before"
+
+
+def test_seeded_reset_reaches_what_is_being_rebuilt(make):
+    """Its first time step is there already, by another seed: that one is not shown."""
+    envs = make([gym_envs.Fragile] * 3, on_failure="restart")
+    envs.reset()
+    envs.step(np.array([0, 1, 0]))
+    observation, _ = envs.reset(seed=8)
+    assert [resets[-1][0] for resets in envs.get_attr("resets")] == [8, 9, 10]
+    assert observation[:, 1].tolist() == [0, 0, 0]
+    assert envs.step(np.zeros(3, int))[0][:, 1].tolist() == [1, 1, 1]
+
+
+def test_what_is_rebuilt_has_a_seed_by_those_of_the_reset(make):
+    seen = []
+    for _ in range(2):
+        envs = make([gym_envs.Fragile] * 3, on_failure="restart")
+        envs.reset(seed=5)
+        envs.step(np.array([0, 1, 0]))
+        envs.step(np.zeros(3, int))
+        seen.append(envs.get_attr("resets")[1][0][0])
+    assert isinstance(seen[0], int)
+    assert seen[0] == seen[1] != 6
 
 
 def test_killed_simulator_is_named(on_ray):
