@@ -15,7 +15,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
-from envfleet import ActorDied, InvalidAction, SpecMismatch
+from envfleet import ActorDied, InvalidAction, SpecMismatch, gin_state
+from envfleet.actor import EnvActor, Reply
+from envfleet.environments.gymnasium_member import Member
 from envfleet.interop.gymnasium import RayVectorEnv, vector_spec
 
 MODES = [pytest.param(mode, id=mode.name) for mode in AutoresetMode]
@@ -294,6 +296,15 @@ class Tracing(gym_envs.Told):
     def step(self, action: Any) -> Any:
         self.trace.append(action)
         return *super().step(action)[:4], {"trace": self.trace}
+
+
+@pytest.mark.parametrize(("env_id", "has_infos"), [("CartPole-v1", False), ("Taxi-v4", True)])
+def test_step_without_infos_is_one_block_of_bytes(env_id, has_infos):
+    """Nothing is pickled for it, as for an environment without a face."""
+    member = Member(functools.partial(gymnasium.make, env_id), AutoresetMode.SAME_STEP)
+    actor = EnvActor([0], in_process=True)
+    actor.build([0], [member], [1], gin_state.scope_only(), {})
+    assert isinstance(actor.reset(), Reply if has_infos else bytes)
 
 
 # -- sending and waiting ---------------------------------------------------------------------------
