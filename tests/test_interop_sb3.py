@@ -18,8 +18,14 @@ from gymnasium import spaces
 
 sb3 = pytest.importorskip("stable_baselines3", reason="not installed: make test-peers")
 
-from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
+from stable_baselines3.common.callbacks import (  # noqa: E402
+    BaseCallback,
+    CheckpointCallback,
+    EvalCallback,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.env_util import is_wrapped, make_vec_env  # noqa: E402
+from stable_baselines3.common.envs import BitFlippingEnv  # noqa: E402
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
 from stable_baselines3.common.monitor import Monitor  # noqa: E402
 from stable_baselines3.common.vec_env import (  # noqa: E402
@@ -30,9 +36,10 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
     VecNormalize,
     VecVideoRecorder,
     is_vecenv_wrapped,
+    sync_envs_normalization,
 )
 
-from envfleet import ActorDied, EnvBusy, InvalidAction, ResetNeeded  # noqa: E402
+from envfleet import ActorDied, ClosedError, EnvBusy, InvalidAction, ResetNeeded  # noqa: E402
 from envfleet.interop.stable_baselines3 import RayVecEnv  # noqa: E402
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
@@ -311,6 +318,22 @@ def test_close_twice_is_fine(make):
     envs = make([gym_envs.Told] * 2)
     envs.close()
     envs.close()
+    with pytest.raises(ClosedError):
+        envs.reset()
+
+
+def test_terminal_observation_is_not_written_over_by_the_reset(make):
+    """Nor is what was given before: the environment has one buffer for all of them."""
+    envs = make([functools.partial(gym_envs.Told, 2)] * 2)
+    first = envs.reset()
+    second = envs.step(np.zeros(2, int))[0]
+    third, _, dones, infos = envs.step(np.zeros(2, int))
+    assert dones.all()
+    assert first.tolist() == [[1, 0]] * 2
+    assert second.tolist() == [[1, 1]] * 2
+    assert third.tolist() == [[2, 0]] * 2
+    assert [info["terminal_observation"].tolist() for info in infos] == [[1, 2]] * 2
+    assert [info["TimeLimit.truncated"] for info in infos] == [False] * 2
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -336,6 +359,36 @@ def test_restart_is_a_truncation_with_the_last_good_observation(make):
     assert infos[1]["TimeLimit.truncated"] is True
     assert "KeyError: 'arm'" in infos[1]["env_failure"]
     assert infos[0] == {"TimeLimit.truncated": False}
+    observations, _, dones, infos = envs.step(np.zeros(2, int))
+    assert observations.tolist() == [[1, 3], [1, 1]]
+    assert not dones.any()
+    assert infos == [{"TimeLimit.truncated": False}] * 2
+
+
+def test_reset_infos_are_those_of_the_episode_that_is_shown(make):
+    envs = make([functools.partial(FragileAndTelling, 2)] * 2, on_failure="restart")
+    envs.reset()
+    envs.reset()
+    assert envs.reset_infos == [{"resets": 2}] * 2
+    envs.step(np.zeros(2, int))
+    assert envs.step(np.array([0, 1]))[2].all()  # one ends its episode, one fails and is rebuilt
+    assert envs.reset_infos == [{"resets": 3}, {"resets": 1}]
+
+
+class FragileAndTelling(gym_envs.Fragile):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"resets": len(self.resets)}
+
+
+def test_failures_without_end_are_raised_and_reset_goes_on(make):
+    envs = make([functools.partial(gym_envs.Fragile, 9)] * 2, on_failure="restart", max_restarts=1)
+    envs.reset()
+    assert envs.step(np.array([0, 1]))[2].tolist() == [False, True]
+    with pytest.raises(KeyError, match="arm"):
+        envs.step(np.array([0, 1]))
+    assert envs.reset()[:, 1].tolist() == [0, 0]
+    assert envs.step(np.zeros(2, int))[0][:, 1].tolist() == [1, 1]
 
 
 def test_killed_simulator_is_named(on_ray):
@@ -382,6 +435,82 @@ def test_training_goes_on_when_a_simulator_is_killed(on_ray):
     assert model.num_timesteps >= 600
     assert sum(envs.batch.stats().failures) == 2  # both environments of that actor
     envs.close()
+
+
+CART_POLE = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=50)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "env_fn", "arguments"),
+    [
+        pytest.param(
+            *(sb3.PPO, "MlpPolicy", CART_POLE, {"n_steps": 32, "batch_size": 32, "n_epochs": 2}),
+            id="PPO",
+        ),
+        pytest.param(sb3.A2C, "MlpPolicy", CART_POLE, {}, id="A2C"),
+        pytest.param(
+            *(sb3.A2C, "MultiInputPolicy", functools.partial(BitFlippingEnv, n_bits=4), {}),
+            id="A2C on dicts",
+        ),
+        pytest.param(
+            *(sb3.DQN, "MultiInputPolicy", functools.partial(BitFlippingEnv, n_bits=4)),
+            {"replay_buffer_class": sb3.HerReplayBuffer, "learning_starts": 50},
+            id="DQN with hindsight",  # which has rewards computed by the environment
+        ),
+    ],
+)
+def test_training_gives_the_model_that_dummy_vec_env_gives(
+    algorithm, policy, env_fn, arguments, make
+):
+    """Learning twice, so that the second run goes on where the environments are."""
+    weights = []
+    for envs in (make([env_fn] * 4), DummyVecEnv([env_fn] * 4)):
+        model = algorithm(policy, envs, seed=3, device="cpu", **arguments)
+        untrained = {name: w.clone() for name, w in model.policy.state_dict().items()}
+        model.learn(300)
+        model.learn(200, reset_num_timesteps=False)
+        assert model.num_timesteps >= 500
+        weights.append(model.policy.state_dict())
+        assert any(not w.equal(untrained[name]) for name, w in weights[-1].items())
+    ours, theirs = weights
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not ours[name].equal(theirs[name])] == []
+
+
+def test_callbacks_evaluate_save_and_stop(make, tmp_path):
+    model = sb3.PPO("MlpPolicy", make([CART_POLE] * 4), n_steps=32, batch_size=64, device="cpu")
+    evaluation = EvalCallback(
+        VecMonitor(make([CART_POLE] * 2)),
+        callback_on_new_best=StopTrainingOnRewardThreshold(1.0),
+        eval_freq=20,
+        n_eval_episodes=4,
+        log_path=str(tmp_path),
+        best_model_save_path=str(tmp_path),
+        verbose=0,
+    )
+    model.learn(10_000, callback=[CheckpointCallback(10, str(tmp_path)), evaluation])
+    assert model.num_timesteps == 80  # every episode of CartPole has a return of 1 at least
+    lengths = np.load(tmp_path / "evaluations.npz")["ep_lengths"]
+    assert lengths.shape == (1, 4)
+    assert ((lengths > 0) & (lengths <= 50)).all()
+    saved = {path.name for path in tmp_path.glob("*.zip")}
+    assert saved == {"best_model.zip", "rl_model_40_steps.zip", "rl_model_80_steps.zip"}
+
+
+def test_normalization_is_saved_loaded_and_shared(make, tmp_path):
+    trained = VecNormalize(make([CART_POLE] * 4))
+    sb3.A2C("MlpPolicy", trained, seed=1, device="cpu").learn(200)
+    trained.save(tmp_path / "normalization.pkl")
+    loaded = VecNormalize.load(tmp_path / "normalization.pkl", make([CART_POLE] * 2))
+    other = VecNormalize(make([CART_POLE] * 2), training=False)
+    assert not np.array_equal(other.obs_rms.mean, trained.obs_rms.mean)
+    sync_envs_normalization(trained, other)
+    for envs in (loaded, other):
+        np.testing.assert_array_equal(envs.obs_rms.mean, trained.obs_rms.mean)
+    loaded.training = False
+    for envs in (loaded, other):
+        envs.seed(4)
+    assert_same(loaded.reset(), other.reset())
 
 
 def test_model_is_saved_loaded_and_goes_on(make, tmp_path):
