@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -18,12 +19,15 @@ from envfleet.interop.stable_baselines3 import RayVecEnv
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--timesteps", type=int, default=100_000)
+    parser.add_argument("--timesteps", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    torch.set_num_threads(1)  # the networks are small, and the cores have environments to step
 
     # The one line that changes. A step of CartPole costs less than a remote call does, so four of
-    # them share one; an environment of several milliseconds wants an actor of its own.
+    # them share one; an environment of several milliseconds wants an actor of its own. For one as
+    # cheap as this no process is the fastest: on 2 cores 50,000 steps take 19 s with
+    # {"backend": "local"}, 30 s with all eight in an actor, 35 s with four.
     envs = make_vec_env(
         "CartPole-v1",
         n_envs=8,
