@@ -121,17 +121,21 @@ def any_space() -> st.SearchStrategy[spaces.Space]:
             spaces.Text,
             st.integers(3, 9),
             min_length=st.integers(0, 3),
-            charset=st.sampled_from(["abc", "xyz ", "é"]),
+            charset=st.sampled_from(["abc", "zyx ", "é"]),
         ),
         st.builds(spaces.Box, lows, st.sampled_from([1.5, np.inf]), dtype=st.just(np.float32)),
         st.builds(spaces.Box, numbers, st.integers(6, 9), shapes, integers),
         st.just(spaces.Box(0, 255, (2, 2), np.uint8)),
+        st.just(spaces.Discrete(200, start=56, dtype=np.uint8)),
     )
     return st.recursive(
         simple,
         lambda inner: (
             st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
             | st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(spaces.Dict)
+            | st.dictionaries(st.sampled_from("cba"), inner, min_size=1).map(
+                lambda children: spaces.Dict(list(children.items()))
+            )
         ),
         max_leaves=5,
     )
@@ -152,7 +156,10 @@ def assert_same_space(found: spaces.Space, expected: spaces.Space) -> None:
         case spaces.Box():
             assert np.array_equal(found.low, expected.low)
             assert np.array_equal(found.high, expected.high)
+        case spaces.Text():
+            assert found.character_list == expected.character_list
         case spaces.Dict():
+            assert list(found) == list(expected)
             for key in expected:
                 assert_same_space(found[key], expected[key])
         case spaces.Tuple():

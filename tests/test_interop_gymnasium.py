@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -400,6 +402,23 @@ def test_one_environment_for_several_is_refused():
         RayVectorEnv([lambda: env, gym_envs.Told, lambda: env], backend="local")
 
 
+def test_arguments_of_gymnasiums_own_are_refused_by_name():
+    with pytest.raises(TypeError, match="RayVectorEnv has no copy, shared_memory"):
+        RayVectorEnv([gym_envs.Told], backend="local", shared_memory=True, copy=False)
+    envs = RayVectorEnv((gym_envs.Told for _ in range(2)), backend="local")
+    envs.close(timeout=3, terminate=True)
+    with pytest.raises(TypeError, match=r"env_constructors\[0\] .*AnySpace.* does not pickle"):
+        RayVectorEnv([functools.partial(gym_envs.AnySpace, threading.Lock())])
+
+
+def test_auto_takes_one_an_actor_where_actions_cannot_be_drawn(on_ray):
+    envs = RayVectorEnv(
+        [functools.partial(gym_envs.AnySpace, "sequence in a dict")] * 2, envs_per_actor="auto"
+    )
+    assert envs.batch.envs_per_actor == 1
+    envs.close()
+
+
 def test_unknown_mode_says_which_there_are():
     with pytest.raises(
         ValueError, match=r"is 'same', expected one of 'NextStep', 'SameStep', 'Dis"
@@ -441,6 +460,62 @@ def test_failure_is_the_environments_own_exception_and_reset_brings_it_back(mode
     assert envs.step(np.zeros(3, int))[0][:, 1].tolist() == [1, 1, 1]
 
 
+class FailsToReset(gym_envs.Told):
+    """Its second reset raises; an episode ends with a success."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.resets:
+            raise KeyError("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        observation, _, over, _, _ = super().step(action)
+        return observation, 100.0, over, False, {"is_success": over}
+
+
+def test_reset_that_fails_leaves_the_step_before_it_as_it_was(make):
+    envs = make(
+        [functools.partial(FailsToReset, 2), functools.partial(gym_envs.Told, 9)],
+        autoreset_mode="SameStep",
+        on_failure="restart",
+    )
+    for _ in range(2):
+        envs.reset() if envs.batch.failures == () else None
+        envs.step(np.zeros(2, int))
+        observation, reward, terminated, truncated, infos = envs.step(np.zeros(2, int))
+        assert reward[0] == 100.0
+        assert (terminated.tolist(), truncated.tolist()) == ([True, False], [False, False])
+        assert infos["final_obs"][0].tolist() == [1, 2]
+        assert infos["final_info"]["is_success"].tolist() == [True, False]
+        assert observation[0].tolist() == [1, 0], "not of the rebuilt one"
+        assert "KeyError: 'reset'" in infos["env_failure"][0]
+    assert [failure.phase for failure in envs.batch.failures] == ["reset", "reset"]
+    raising = make([functools.partial(FailsToReset, 1)] * 2, autoreset_mode="SameStep")
+    raising.reset()
+    with pytest.raises(KeyError, match="reset"):
+        raising.step(np.zeros(2, int))
+    assert raising.reset()[0].tolist() == [[1, 0], [1, 0]]
+
+
+class SlowToReset(gym_envs.Told):
+    """All its resets but the first take longer than a step may."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        time.sleep(1.0 if self.resets else 0.0)
+        return super().reset(seed=seed, options=options)
+
+
+def test_step_that_resets_has_the_time_of_a_reset(make):
+    envs = make(
+        [functools.partial(SlowToReset, 1)] * 2,
+        autoreset_mode="SameStep",
+        step_timeout=0.5,
+        reset_timeout=60.0,
+    )
+    envs.reset()
+    assert envs.step(np.zeros(2, int))[0].tolist() == [[2, 0], [2, 0]]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_restart_shows_a_truncation_that_says_why(mode, make):
     envs = make(
@@ -464,8 +539,9 @@ def test_restart_shows_a_truncation_that_says_why(mode, make):
     if mode is AutoresetMode.DISABLED:
         envs.reset(options={"reset_mask": truncated})
     after = envs.step(np.zeros(3, int))[0]
-    expected = 0 if mode is AutoresetMode.NEXT_STEP else 1
-    assert after.tolist() == [[1, 3], [1, expected], [1, 3]]
+    # With the mask it is told its (empty) options, in a reset after that of the rebuilding.
+    expected = {"NEXT_STEP": [1, 0], "SAME_STEP": [1, 1], "DISABLED": [2, 1]}[mode.name]
+    assert after.tolist() == [[1, 3], expected, [1, 3]]
 
 
 def test_termination_before_a_failure_stays_one(make):

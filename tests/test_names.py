@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,26 @@ def test_what_the_caller_has_registered_is_registered_in_actors(registered, make
                 assert batch.get_attr("_max_episode_steps") == [9, 9]
 
 
+def test_registration_of_what_comes_with_gymnasium_reaches_actors(make_batch):
+    """Of the library's own class with other arguments, in place of an id, and a spec changed."""
+    kept = {name: gymnasium.registry[name] for name in ("Acrobot-v1", "CartPole-v1")}
+    entry_point = "gymnasium.envs.classic_control:CartPoleEnv"
+    gymnasium.register("Short-v0", entry_point=entry_point, max_episode_steps=5)
+    gymnasium.registry["CartPole-v1"] = copy.deepcopy(kept["CartPole-v1"])
+    gymnasium.registry["CartPole-v1"].entry_point = gym_envs.Told
+    gymnasium.registry["Acrobot-v1"] = copy.deepcopy(kept["Acrobot-v1"])
+    gymnasium.registry["Acrobot-v1"].max_episode_steps = 3
+    try:
+        for name, steps in (("Short-v0", 5), ("CartPole-v1", 500), ("Acrobot-v1", 3)):
+            with make_batch(name, num_envs=1) as batch:
+                assert batch.get_attr("_max_episode_steps") == [steps]
+        with make_batch("CartPole-v1", num_envs=1) as batch:
+            assert batch.get_attr("length") == [3]
+    finally:
+        gymnasium.registry.update(kept)
+        del gymnasium.registry["Short-v0"]
+
+
 def test_registration_that_does_not_travel_says_so(on_ray):
     import threading
 
@@ -188,6 +209,8 @@ def test_load_is_configured_by_gin(make_batch):
             for _ in range(5):
                 time_step = batch.step(np.array([0, 1]))
             assert time_step.step_type.tolist() == [2, 2]
+        with make_batch("Acrobot-v1", num_envs=1) as batch:  # what is bound is for who names it
+            assert batch.get_attr("_max_episode_steps") == [500]
         envs = RayVectorEnv(load, num_envs=2, backend="local")
         assert envs.get_attr("spec")[0].max_episode_steps == 5
         envs.close()

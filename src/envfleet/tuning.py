@@ -120,6 +120,12 @@ def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
     fleet = probe()
     try:
         fleet.start()
+        if fleet.action_layout.has_objects:
+            _log.info(
+                'envs_per_actor="auto": no actions can be drawn by their specs, since some are '
+                "strings or objects, so nothing was timed: one environment an actor"
+            )
+            return 1
         cost, room = measure(fleet), fleet.room()
     except Exception as error:
         note(error, 'while envs_per_actor="auto" timed the first environment, in its own actor')

@@ -86,17 +86,18 @@ def constructor_of(environment_name: str) -> Callable[[], Any]:
     ``"CartPole-v1"`` and ``"module:Env-v0"`` are Gymnasium's, where the module is imported first;
     ``"dm_control:cartpole/swingup"`` is a domain and a task of dm_control's suite.
     """
+    # Not `load` of gymnasium or dm_control: what gin binds to those is for who names them.
     return functools.partial(_make, environment_name)
 
 
 def _make(environment_name: str) -> Any:
     library, _, name = environment_name.rpartition(":")
     if library == "dm_control":
-        from envfleet.environments.dm_control import load as load_dm_control
+        from envfleet.environments import dm_control
 
-        return load_dm_control(name)
+        return dm_control.make(name)
     try:
-        from envfleet.environments.gymnasium import load
+        from envfleet.environments.gymnasium import make
     except ModuleNotFoundError as missing:
         if missing.name != "gymnasium":
             raise
@@ -105,7 +106,7 @@ def _make(environment_name: str) -> Any:
             "pip install 'envfleet[gymnasium]'",
             name="gymnasium",
         ) from missing
-    return load(environment_name)
+    return make(environment_name)
 
 
 def _is_a(env: Any, module: str, name: str) -> bool:

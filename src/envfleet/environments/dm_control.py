@@ -30,6 +30,16 @@ def load(
       ImportError: the MuJoCo that is installed is not one that dm_control works with.
       ValueError: there is no such domain or task; says which there are.
     """
+    return make(environment_name, task_kwargs, environment_kwargs, visualize_reward)
+
+
+def make(
+    environment_name: str,
+    task_kwargs: Mapping[str, Any] | None = None,
+    environment_kwargs: Mapping[str, Any] | None = None,
+    visualize_reward: bool = False,
+) -> Any:
+    """`load`, without gin."""
     try:
         from dm_control import suite
     except ModuleNotFoundError as missing:

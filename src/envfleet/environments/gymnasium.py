@@ -44,8 +44,16 @@ def load(
       gymnasium.error.UnregisteredEnv: nothing has registered the id; says what is missing.
       ModuleNotFoundError: a module that the id names is not there.
     """
+    env = make(environment_name, **kwargs)
+    for wrap in wrappers:
+        env = wrap(env)
+    return env
+
+
+def make(environment_name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """`gymnasium.make`, which says what to import for an id that nothing has registered."""
     try:
-        env = gymnasium.make(environment_name, **kwargs)
+        return gymnasium.make(environment_name, **kwargs)
     except gymnasium.error.UnregisteredEnv as unknown:
         lost = registrations.problem(environment_name)
         missing = (
@@ -55,9 +63,6 @@ def load(
             f"front of the id ('module:{environment_name}')"
         )
         raise type(unknown)(f"{unknown} ({missing})") from unknown
-    for wrap in wrappers:
-        env = wrap(env)
-    return env
 
 
 class GymnasiumEnvironment:
@@ -157,7 +162,10 @@ class TextArray(specs.StringArray):  # type: ignore[misc]
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) and (
             not isinstance(other, TextArray)
-            or self.__reduce__()[1][:3] == other.__reduce__()[1][:3]
+            or (
+                (self.min_length, self.max_length) == (other.min_length, other.max_length)
+                and set(self.characters) == set(other.characters)
+            )
         )
 
     __hash__ = None  # type: ignore[assignment]  # as of every spec
@@ -185,7 +193,8 @@ def spec_from_space(space: spaces.Space[Any], where: str = "space") -> Any:
         case spaces.Discrete(start=start, n=n, dtype=dtype):
             if start == 0:
                 return specs.DiscreteArray(int(n), dtype)
-            return specs.BoundedArray((), dtype, start, start + n - 1, "Discrete")
+            end = int(start) + int(n)  # which its own dtype may not hold
+            return specs.BoundedArray((), dtype, start, end - 1, "Discrete")
         case spaces.MultiDiscrete(start=start, nvec=nvec):
             highest = start + nvec - 1
             return specs.BoundedArray(space.shape, space.dtype, start, highest, "MultiDiscrete")
@@ -193,7 +202,8 @@ def spec_from_space(space: spaces.Space[Any], where: str = "space") -> Any:
             # MultiBinary(5) and MultiBinary([5]) have one shape and are not equal.
             return specs.BoundedArray(space.shape, space.dtype, 0, 1, f"MultiBinary({space.n})")
         case spaces.Text():
-            return TextArray(space.min_length, space.max_length, space.characters)
+            characters = "".join(space.character_list)
+            return TextArray(space.min_length, space.max_length, characters)
         case spaces.Dict():
             return {k: spec_from_space(s, f"{where}[{k!r}]") for k, s in space.items()}
         case spaces.Tuple():
@@ -222,7 +232,10 @@ def space_from_spec(spec: Any, where: str = "spec") -> spaces.Space[Any]:
     """
     match spec:
         case dict():
-            return spaces.Dict({k: space_from_spec(s, f"{where}[{k!r}]") for k, s in spec.items()})
+            # As pairs, since a Dict sorts the keys of a dict.
+            return spaces.Dict(
+                [(k, space_from_spec(s, f"{where}[{k!r}]")) for k, s in spec.items()]
+            )
         case tuple() | list():
             return spaces.Tuple([space_from_spec(s, f"{where}[{i}]") for i, s in enumerate(spec)])
         case TextArray():

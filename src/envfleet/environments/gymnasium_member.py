@@ -57,10 +57,13 @@ class Beside(NamedTuple):
     Attributes:
       info: of the reset or step whose observation is shown.
       final: of an episode that ended with SAME_STEP, its last observation and info; or None.
+      awaits_reset: whether the reset has failed that should have followed in the same step, so
+        that what is shown is still the end of the episode; the next reset raises what it raised.
     """
 
     info: dict[str, Any]
     final: tuple[Any, dict[str, Any]] | None
+    awaits_reset: bool = False
 
 
 class Described(NamedTuple):
@@ -79,8 +82,9 @@ class GymnasiumMember(GymnasiumEnvironment):
 
     NEXT_STEP is what an actor does with a time step that is LAST. With the other two the actor is
     never shown a LAST: a step that ends the episode resets at once (SAME_STEP) and is FIRST of the
-    next one, or it is left to the caller to reset (DISABLED). So a LAST with these is always an
-    episode that the batch has cut short because the environment failed.
+    next one, or it is left to the caller to reset (DISABLED). So a LAST with these is an episode
+    that the batch has cut short because the environment failed, unless it says that it awaits a
+    reset, the one that should have followed in the step having failed.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], autoreset_mode: AutoresetMode) -> None:
@@ -93,6 +97,7 @@ class GymnasiumMember(GymnasiumEnvironment):
         self._seed = None
         self._options = None
         self._info = {}
+        self._failed_reset: Exception | None = None
 
     def time_step_spec(self) -> Any:
         return dm_env.TimeStep(
@@ -103,6 +108,9 @@ class GymnasiumMember(GymnasiumEnvironment):
         )
 
     def reset(self) -> Any:
+        if self._failed_reset is not None:
+            failed, self._failed_reset = self._failed_reset, None
+            raise failed
         observation = self._reset()
         return self._time_step(dm_env.StepType.FIRST, 0.0, observation, False, False, None)
 
@@ -118,7 +126,12 @@ class GymnasiumMember(GymnasiumEnvironment):
                 step_type = dm_env.StepType.FIRST
                 # A copy: the environment may write what its reset gives over it.
                 final = copy.deepcopy((observation, self._info))
-                observation = self._reset()
+                try:
+                    observation = self._reset()
+                except Exception as error:  # which the step that went well is not to suffer from
+                    self._failed_reset = error
+                    step_type = dm_env.StepType.LAST
+                    (observation, self._info), final = final, None
         return self._time_step(step_type, reward, observation, terminated, truncated, final)
 
     def _time_step(
@@ -130,7 +143,8 @@ class GymnasiumMember(GymnasiumEnvironment):
         truncated: Any,
         final: tuple[Any, dict[str, Any]] | None,
     ) -> Any:
-        beside = Beside(self._info, final) if self._info or final else None
+        failed = self._failed_reset is not None
+        beside = Beside(self._info, final, failed) if self._info or final or failed else None
         return dm_env.TimeStep(
             step_type,
             reward,
@@ -187,6 +201,9 @@ class Member:
     def __init__(self, constructor: Callable[[], Any], autoreset_mode: AutoresetMode) -> None:
         self._constructor = constructor
         self._mode = autoreset_mode
+
+    def __repr__(self) -> str:
+        return repr(self._constructor)  # the user's, in an error
 
     def __call__(self) -> GymnasiumMember:
         env = self._constructor()

@@ -21,12 +21,13 @@ _problems: dict[str, str] = {}
 
 
 def capture() -> Pickled:
-    """What is registered here and does not come with Gymnasium itself."""
+    """What is registered here.
+
+    All of it: what comes with Gymnasium may have been registered anew or changed.
+    """
     registry: dict[str, Any] = getattr(sys.modules.get("gymnasium"), "registry", {})
     found: dict[str, bytes | str] = {}
     for name, spec in registry.items():
-        if str(spec.entry_point).startswith("gymnasium.") and not callable(spec.entry_point):
-            continue
         try:
             found[name] = gin_state.dumps(spec)
         except Exception as problem:
@@ -35,7 +36,7 @@ def capture() -> Pickled:
 
 
 def apply(registered: Pickled) -> None:
-    """Registers it in this process, an actor's; what was registered here already stays."""
+    """Registers it in this process, an actor's, in place of what was registered here."""
     if not registered:
         return
     try:
@@ -44,16 +45,15 @@ def apply(registered: Pickled) -> None:
         _problems.update(dict.fromkeys(registered, f"{type(problem).__name__}: {problem}"))
         return
     for name, pickled in registered.items():
-        if name in gymnasium.registry:
-            continue
         try:
             if isinstance(pickled, str):
                 raise TypeError(pickled)
             gymnasium.registry[name] = cloudpickle.loads(pickled)
         except Exception as problem:
             _problems[name] = f"{type(problem).__name__}: {problem}"
+            gymnasium.registry.pop(name, None)  # another one of that name would pass for it
 
 
 def problem(name: str) -> str | None:
-    """Why a registration of the caller's is not in force here, if so."""
-    return _problems.get(name)
+    """Why a registration of the caller's is not in force here, if so; a module in front is fine."""
+    return _problems.get(name.rpartition(":")[2])

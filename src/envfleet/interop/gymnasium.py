@@ -15,7 +15,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeed
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envfleet.environments.gymnasium import load
+from envfleet.environments.gymnasium import make
 from envfleet.interop.members import Array, Members, Outcome, check_callable
 
 
@@ -53,6 +53,12 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         self.closed = True  # until there is something to close
         self.autoreset_mode = _mode(autoreset_mode)
+        foreign = sorted(_FOREIGN & options.keys())
+        if foreign:
+            raise TypeError(
+                f"RayVectorEnv has no {', '.join(foreign)}, which Gymnasium's vector environments "
+                "have (docs/migrate.md): arrays are always fresh, spaces equal, and actors Ray's"
+            )
         self._members = Members(env_fns, self.autoreset_mode, options)
         self.batch = self._members.batch
         self.closed = False
@@ -146,7 +152,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _infos(self, outcome: Outcome) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        for i, (info, final) in enumerate(outcome.beside):
+        for i, (info, final, _) in enumerate(outcome.beside):
             if final is not None:
                 ended = {"final_obs": final[0], "final_info": final[1]}
                 infos = self._add_info(infos, ended, i)
@@ -205,10 +211,18 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
         """What the environments' random number generators were seeded with."""
         return self.get_attr("np_random_seed")
 
-    def close_extras(self) -> None:
-        """Closes the environments, then ends their actors; see `VectorEnv.close`."""
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Closes the environments, then ends their actors; see `VectorEnv.close`.
+
+        The arguments are taken for the sake of `AsyncVectorEnv`'s callers. How long it may take
+        says ``close_timeout`` of the constructor, and then they are ended anyway.
+        """
+        del timeout, terminate
         self.closed = True  # whatever follows: an environment may raise in its close
         self.batch.close()
+
+
+_FOREIGN = {"copy", "context", "daemon", "observation_mode", "shared_memory", "worker"}
 
 
 def vector_spec(env_id: str, **options: Any) -> EnvSpec:
@@ -231,7 +245,7 @@ def vector_spec(env_id: str, **options: Any) -> EnvSpec:
 
 
 def _make(env_id: str, options: Mapping[str, Any], num_envs: int, **kwargs: Any) -> RayVectorEnv:
-    return RayVectorEnv(functools.partial(load, env_id, **kwargs), num_envs=num_envs, **options)
+    return RayVectorEnv(functools.partial(make, env_id, **kwargs), num_envs=num_envs, **options)
 
 
 def _mode(given: AutoresetMode | str) -> AutoresetMode:
@@ -268,5 +282,4 @@ def _split(
         raise ValueError(f"{where} has shape {mask.shape}, expected ({num_envs},)")
     if not mask.any():
         raise ValueError(f"{where} is False for every environment, expected one at least")
-    # The mask alone is no option of an environment's: telling it nothing saves a call.
-    return mask, {key: value for key, value in options.items() if key != "reset_mask"} or None
+    return mask, {key: value for key, value in options.items() if key != "reset_mask"}

@@ -74,6 +74,10 @@ class Members:
         options: Mapping[str, Any],
     ) -> None:
         self._mode = autoreset_mode
+        if autoreset_mode is AutoresetMode.SAME_STEP and options.get("step_timeout") is not None:
+            # Any step may reset, and has the time of one that does.
+            step, reset = options["step_timeout"], options.get("reset_timeout")
+            options = {**options, "step_timeout": max(step, reset or 0.0)}
         self.batch = ParallelPyEnvironment(_members(env_fns, autoreset_mode), **options)
         try:
             everyone = self.ask("describe")
@@ -146,27 +150,34 @@ class Members:
             beside = [given if i in chosen else _NOTHING for i, given in enumerate(beside)]
             return Outcome(observations, time_step.reward, nothing, nothing.copy(), beside)
         terminated, truncated = seen.terminated, seen.truncated
-        cut = time_step.step_type == 2
+        last = time_step.step_type == 2
+        cut = last & [not given.awaits_reset for given in beside]
         if self._mode is AutoresetMode.NEXT_STEP:
             cut &= ~(terminated | truncated)
         if cut.any():
             terminated[cut], truncated[cut] = False, True
-            observations = self._cut(np.flatnonzero(cut).tolist(), observations, beside)
+            failures = self.batch.stats().last_failure
+            for i in np.flatnonzero(cut).tolist():
+                beside[i] = Beside({"env_failure": _words(failures[i])}, None)
+        if self._mode is AutoresetMode.SAME_STEP and last.any():
+            observations = self._reset_last(np.flatnonzero(last).tolist(), observations, beside)
         return Outcome(observations, time_step.reward, terminated, truncated, beside)
 
-    def _cut(self, env_ids: Sequence[int], observations: Any, beside: list[Beside]) -> Any:
-        """What is shown of members whose episode a failure has ended."""
-        last = self.batch.stats().last_failure
-        infos = {i: {"env_failure": _words(last[i])} for i in env_ids}
-        for i, info in infos.items():
-            beside[i] = Beside(info, None)
-        if self._mode is not AutoresetMode.SAME_STEP:
-            return observations
+    def _reset_last(self, env_ids: Sequence[int], observations: Any, beside: list[Beside]) -> Any:
+        """With SAME_STEP: resets those that could not do it themselves, in the same step.
+
+        Their environment has failed, in a step or in the reset after it. What they show is what
+        their episode has ended with.
+        """
         batched = batch_space(self._observation_space, self.num_envs)
         finals = list(iterate(batched, observations))
         after = self._outcome(self.batch.reset(env_ids), reset=env_ids)
-        for i, info in infos.items():
-            beside[i] = Beside(after.beside[i].info, (finals[i], info))
+        failures = self.batch.stats().last_failure
+        for i in env_ids:
+            info, ended = after.beside[i].info, beside[i]
+            if ended.awaits_reset:
+                info = {**info, "env_failure": _words(failures[i])}
+            beside[i] = Beside(info, (finals[i], ended.info))
         return after.observations
 
     # -- between steps -----------------------------------------------------------------------------
@@ -186,7 +197,7 @@ def _members(
     env_fns: Callable[[], Any] | str | Sequence[Callable[[], Any] | str], mode: AutoresetMode
 ) -> Any:
     """Constructors of members; what is no constructor is left for the batch to refuse."""
-    if isinstance(env_fns, Sequence) and not isinstance(env_fns, str):
+    if isinstance(env_fns, Iterable) and not isinstance(env_fns, str) and not callable(env_fns):
         return [_members(one, mode) for one in env_fns]
     if isinstance(env_fns, str):
         return Member(constructor_of(env_fns), mode)

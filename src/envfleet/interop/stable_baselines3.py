@@ -74,7 +74,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
         self._pending = None  # what is under way is dropped
         options = [given or None for given in self._options]
         outcome = self._members.reset(range(self.num_envs), self._seeds, options)
-        self.reset_infos = [info for info, _ in outcome.beside]
+        self.reset_infos = [given.info for given in outcome.beside]
         self._reset_seeds()
         self._reset_options()
         self._has_reset = True
@@ -110,7 +110,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]
         outcome = pending()
         infos = []
         truncated = outcome.truncated & ~outcome.terminated
-        for i, (info, final) in enumerate(outcome.beside):
+        for i, (info, final, _) in enumerate(outcome.beside):
             if final is not None:
                 self.reset_infos[i] = info
                 info = {**final[1], "terminal_observation": final[0]}
