@@ -20,7 +20,15 @@ from envfleet.errors import EnvFailure
 from envfleet.fleet import Fleet
 from envfleet.restarts import budget
 from envfleet.seeding import Seeds
-from envfleet.single import Closing, EnvHandle, Specs, as_constructor, check_callable, is_method
+from envfleet.single import (
+    Closing,
+    EnvHandle,
+    Specs,
+    as_constructor,
+    check_callable,
+    check_render_mode,
+    is_method,
+)
 
 
 class Stats(NamedTuple):
@@ -238,9 +246,8 @@ class ParallelPyEnvironment(Specs, Closing):
 
         def time_step() -> Any:
             leaves = columns_of_all()
-            if fleet.stepper.timings.num_batches == tuning.ENOUGH_BATCHES and (
-                self._backend == "ray"
-            ):
+            num_batches = fleet.stepper.timings.num_batches
+            if num_batches == tuning.ENOUGH_BATCHES and self._backend == "ray":
                 tuning.advise(fleet)
             return self._time_step(leaves)
 
@@ -416,8 +423,7 @@ class ParallelPyEnvironment(Specs, Closing):
           NotImplementedError: a mode other than ``"rgb_array"``.
           ValueError: an environment gave no image, or one of another size; says which.
         """
-        if mode != "rgb_array":
-            raise NotImplementedError(f"Only rgb_array rendering is supported, not {mode!r}")
+        check_render_mode(mode)
         images = [np.asarray(image) for image in self.operate("render")]
         for i, image in enumerate(images):
             fits = image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8

@@ -286,8 +286,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         Raises:
           NotImplementedError: a mode other than ``"rgb_array"``.
         """
-        if mode != "rgb_array":
-            raise NotImplementedError(f"Only rgb_array rendering is supported, not {mode!r}")
+        check_render_mode(mode)
         image = self._post("render")
         return image() if blocking else image
 
@@ -357,6 +356,12 @@ def check_callable(name: str) -> None:
         raise ValueError(
             f"call({name!r}) would pass by the record of episodes: use {name}() itself"
         )
+
+
+def check_render_mode(mode: str) -> None:
+    """Raises `NotImplementedError` for another mode than the one whose images can be sent."""
+    if mode != "rgb_array":
+        raise NotImplementedError(f"Only rgb_array rendering is supported, not {mode!r}")
 
 
 def is_method(value: Any) -> bool:

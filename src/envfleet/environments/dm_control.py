@@ -30,16 +30,16 @@ def load(
       ImportError: the MuJoCo that is installed is not one that dm_control works with.
       ValueError: there is no such domain or task; says which there are.
     """
-    return make(environment_name, task_kwargs, environment_kwargs, visualize_reward)
+    return make(
+        environment_name,
+        task_kwargs=task_kwargs and dict(task_kwargs),
+        environment_kwargs=environment_kwargs and dict(environment_kwargs),
+        visualize_reward=visualize_reward,
+    )
 
 
-def make(
-    environment_name: str,
-    task_kwargs: Mapping[str, Any] | None = None,
-    environment_kwargs: Mapping[str, Any] | None = None,
-    visualize_reward: bool = False,
-) -> Any:
-    """`load`, without gin."""
+def make(environment_name: str, **kwargs: Any) -> Any:
+    """`dm_control.suite.load` by one name, which says what is wrong with it; without gin."""
     try:
         from dm_control import suite
     except ModuleNotFoundError as missing:
@@ -62,13 +62,7 @@ def make(
             f"{', '.join(tasks[domain])}"
         )
     try:
-        return suite.load(
-            domain,
-            task,
-            task_kwargs=task_kwargs and dict(task_kwargs),
-            environment_kwargs=environment_kwargs and dict(environment_kwargs),
-            visualize_reward=visualize_reward,
-        )
+        return suite.load(domain, task, **kwargs)
     except AttributeError as problem:
         if "MjModel" not in str(problem):
             raise

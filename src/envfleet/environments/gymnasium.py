@@ -74,12 +74,15 @@ class GymnasiumEnvironment:
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env
-        self._observation_spec = spec_from_space(env.observation_space, "observation_space")
-        self._action_spec = spec_from_space(env.action_space, "action_space")
+        self._observation_spec = self._spec_of(env.observation_space, "observation_space")
+        self._action_spec = self._spec_of(env.action_space, "action_space")
         self._to_action = action_converter(env.action_space)
         self._seed: int | None = None
         self._options: dict[str, Any] | None = None
         self._info: dict[str, Any] = {}
+
+    def _spec_of(self, space: spaces.Space[Any], where: str) -> Any:
+        return spec_from_space(space, where)
 
     def time_step_spec(self) -> Any:
         return dm_env.TimeStep(STEP_TYPE_SPEC, REWARD_SPEC, DISCOUNT_SPEC, self._observation_spec)
@@ -262,19 +265,37 @@ def space_from_spec(spec: Any, where: str = "spec") -> spaces.Space[Any]:
 
 def action_converter(space: spaces.Space[Any]) -> Callable[[Any], Any]:
     """From an action by the spec to the very type that the space's own samples have."""
+
+    def of_part(part: spaces.Space[Any]) -> Callable[[Any], Any] | None:
+        match part:
+            case spaces.Discrete():
+                return int  # FrozenLake and others look the action up in a dict or a list
+            case spaces.Text():
+                return str
+            case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+                return np.asarray
+        return None
+
+    return by_parts(space, of_part)
+
+
+def by_parts(
+    space: spaces.Space[Any],
+    of_part: Callable[[spaces.Space[Any]], Callable[[Any], Any] | None],
+) -> Callable[[Any], Any]:
+    """A function of values that are laid out as the space's, worked out once.
+
+    `of_part` gives the function for the space or a part of it. Where it gives None, a `Dict` or a
+    `Tuple` has one for each of its parts, and anything else stays as it is.
+    """
+    chosen = of_part(space)
+    if chosen is not None:
+        return chosen
     match space:
-        case spaces.Discrete():
-            return int  # FrozenLake and others look the action up in a dict or a list
-        case spaces.Text():
-            return str
         case spaces.Dict():
-            converters = {key: action_converter(child) for key, child in space.items()}
-            return lambda action: {k: convert(action[k]) for k, convert in converters.items()}
+            functions = {key: by_parts(child, of_part) for key, child in space.items()}
+            return lambda value: {key: of(value[key]) for key, of in functions.items()}
         case spaces.Tuple():
-            parts = [action_converter(child) for child in space]
-            return lambda action: tuple(
-                convert(value) for convert, value in zip(parts, action, strict=True)
-            )
-        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
-            return np.asarray
-    return lambda action: action
+            parts = [by_parts(child, of_part) for child in space]
+            return lambda value: tuple(of(item) for of, item in zip(parts, value, strict=True))
+    return lambda value: value

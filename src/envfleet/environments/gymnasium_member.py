@@ -24,9 +24,10 @@ from envfleet.environments.gymnasium import (
     REWARD_SPEC,
     STEP_TYPE_SPEC,
     GymnasiumEnvironment,
-    action_converter,
+    by_parts,
     spec_from_space,
 )
+from envfleet.environments.wrappers import layers
 
 _PROCESS = os.urandom(16)
 """This process among all others: containers on several nodes have the same process ids."""
@@ -88,16 +89,14 @@ class GymnasiumMember(GymnasiumEnvironment):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], autoreset_mode: AutoresetMode) -> None:
-        self.env = env
+        super().__init__(env)
         self._mode = autoreset_mode
-        self._observation_spec = any_spec(env.observation_space)
-        self._action_spec = any_spec(env.action_space)
-        self._boxed = _boxer(env.observation_space)
-        self._to_action = action_converter(env.action_space)
-        self._seed = None
-        self._options = None
-        self._info = {}
+        self._boxed = by_parts(env.observation_space, _box_of)
         self._failed_reset: Exception | None = None
+
+    def _spec_of(self, space: spaces.Space[Any], where: str) -> Any:
+        del where  # there is nothing to refuse
+        return any_spec(space)
 
     def time_step_spec(self) -> Any:
         return dm_env.TimeStep(
@@ -182,12 +181,8 @@ class GymnasiumMember(GymnasiumEnvironment):
 
     def is_wrapped(self, wrapper: type) -> bool:
         """Whether one of the environment's wrappers is of this class."""
-        env = self.env
-        while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, wrapper):
-                return True
-            env = env.env
-        return False
+        wrappers = (layer for layer in layers(self.env) if isinstance(layer, gymnasium.Wrapper))
+        return any(isinstance(layer, wrapper) for layer in wrappers)
 
 
 class Member:
@@ -240,20 +235,11 @@ def has_spec(space: spaces.Space[Any]) -> bool:
     return True
 
 
-def _boxer(space: spaces.Space[Any]) -> Callable[[Any], Any]:
-    """What puts those parts of an observation into boxes that have no spec."""
-    if has_spec(space):
+def _box_of(part: spaces.Space[Any]) -> Callable[[Any], Any] | None:
+    """What puts a part of an observation into a box if it has no spec."""
+    if has_spec(part):
         return lambda value: value
-    match space:
-        case spaces.Dict():
-            boxers = {key: _boxer(child) for key, child in space.items()}
-            return lambda value: {key: boxed(value[key]) for key, boxed in boxers.items()}
-        case spaces.Tuple():
-            parts = [_boxer(child) for child in space]
-            return lambda value: tuple(
-                boxed(part) for boxed, part in zip(parts, value, strict=True)
-            )
-    return _box
+    return None if isinstance(part, spaces.Dict | spaces.Tuple) else _box
 
 
 def _box(value: Any) -> np.ndarray[Any, Any]:

@@ -38,9 +38,9 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
       batch: the `ParallelPyEnvironment`, with `stats` and `failures`.
 
     Raises:
-      ValueError: there is no such mode.
+      ValueError: there is no such mode; or environments of one process are one and the same
+        object, says which.
       SpecMismatch: the environments' spaces differ; says whose and how.
-      ValueError: environments of one process are one and the same object; says which.
       Exception: as `ParallelPyEnvironment`.
     """
 
@@ -223,6 +223,7 @@ class RayVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 _FOREIGN = {"copy", "context", "daemon", "observation_mode", "shared_memory", "worker"}
+"""Arguments of `SyncVectorEnv` and `AsyncVectorEnv` that have no meaning here."""
 
 
 def vector_spec(env_id: str, **options: Any) -> EnvSpec:

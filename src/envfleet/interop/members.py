@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import dm_env
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from envfleet.environments import constructor_of
+from envfleet.environments.gymnasium import by_parts
 from envfleet.environments.gymnasium_member import Beside, Described, Member, has_spec
 from envfleet.errors import EnvFailure, InvalidAction, ResetNeeded, SpecMismatch
 from envfleet.parallel import ParallelPyEnvironment
+from envfleet.single import as_constructor
 
 Array = np.ndarray[Any, Any]
 
@@ -86,9 +88,8 @@ class Members:
         except BaseException:
             self.batch.close()
             raise
-        self._observation_space = self.described.observation_space
-        self._action_space = self.described.action_space
-        self._actions_have_specs = has_spec(self._action_space)
+        self._batched = by_parts(self.described.observation_space, _batched)
+        self._pack = _packer(self.described.action_space, self.num_envs, "actions")
 
     @property
     def num_envs(self) -> int:
@@ -135,14 +136,12 @@ class Members:
         Raises:
           InvalidAction: they do not fit; no member has moved.
         """
-        if not self._actions_have_specs:
-            actions = _boxed(self._action_space, actions, self.num_envs, "actions")
-        time_step = self.batch.post_step(actions)
+        time_step = self.batch.post_step(self._pack(actions))
         return lambda: self._outcome(time_step())
 
     def _outcome(self, time_step: Any, reset: Sequence[int] | None = None) -> Outcome:
         seen = time_step.observation
-        observations = _batched(self._observation_space, seen.observation)
+        observations = self._batched(seen.observation)
         beside = [_NOTHING if given is None else given for given in seen.beside.tolist()]
         if reset is not None:
             nothing = np.zeros(self.num_envs, bool)
@@ -150,7 +149,7 @@ class Members:
             beside = [given if i in chosen else _NOTHING for i, given in enumerate(beside)]
             return Outcome(observations, time_step.reward, nothing, nothing.copy(), beside)
         terminated, truncated = seen.terminated, seen.truncated
-        last = time_step.step_type == 2
+        last = time_step.step_type == dm_env.StepType.LAST
         cut = last & [not given.awaits_reset for given in beside]
         if self._mode is AutoresetMode.NEXT_STEP:
             cut &= ~(terminated | truncated)
@@ -169,7 +168,7 @@ class Members:
         Their environment has failed, in a step or in the reset after it. What they show is what
         their episode has ended with.
         """
-        batched = batch_space(self._observation_space, self.num_envs)
+        batched = batch_space(self.described.observation_space, self.num_envs)
         finals = list(iterate(batched, observations))
         after = self._outcome(self.batch.reset(env_ids), reset=env_ids)
         failures = self.batch.stats().last_failure
@@ -194,15 +193,15 @@ def check_callable(method: str, name: str) -> None:
 
 
 def _members(
-    env_fns: Callable[[], Any] | str | Sequence[Callable[[], Any] | str], mode: AutoresetMode
-) -> Any:
-    """Constructors of members; what is no constructor is left for the batch to refuse."""
+    env_fns: Callable[[], Any] | str | Iterable[Callable[[], Any] | str], mode: AutoresetMode
+) -> Member | list[Member]:
+    """Constructors of members."""
     if isinstance(env_fns, Iterable) and not isinstance(env_fns, str) and not callable(env_fns):
-        return [_members(one, mode) for one in env_fns]
-    if isinstance(env_fns, str):
-        return Member(constructor_of(env_fns), mode)
-    is_instance = hasattr(env_fns, "step") and not isinstance(env_fns, type)
-    return Member(env_fns, mode) if callable(env_fns) and not is_instance else env_fns
+        return [
+            Member(as_constructor(one, f"env_constructors[{i}]"), mode)
+            for i, one in enumerate(env_fns)
+        ]
+    return Member(as_constructor(env_fns, "env_constructors"), mode)
 
 
 def _check_all(everyone: Sequence[Described]) -> None:
@@ -223,42 +222,50 @@ def _check_all(everyone: Sequence[Described]) -> None:
             )
 
 
-def _batched(space: spaces.Space[Any], columns: Any) -> Any:
-    """Columns of a batch as Gymnasium batches observations."""
+def _batched(part: spaces.Space[Any]) -> Callable[[Any], Any] | None:
+    """What makes of a column what Gymnasium has for a batch of such a part."""
+    if isinstance(part, spaces.Dict | spaces.Tuple):
+        return None
+    return lambda column: tuple(column.tolist()) if column.dtype.hasobject else column
+
+
+def _packer(space: spaces.Space[Any], num_envs: int, where: str) -> Callable[[Any], Any]:
+    """What makes of batched actions what the batch takes: no spec, one object for each member."""
+    if has_spec(space):
+        return lambda actions: actions
     match space:
         case spaces.Dict():
-            return {key: _batched(child, columns[key]) for key, child in space.items()}
-        case spaces.Tuple():
-            return tuple(
-                _batched(child, column) for child, column in zip(space, columns, strict=True)
-            )
-    return tuple(columns.tolist()) if columns.dtype.hasobject else columns
-
-
-def _boxed(space: spaces.Space[Any], actions: Any, num_envs: int, where: str) -> Any:
-    """Batched actions, with what has no spec as one object for each member."""
-    if has_spec(space):
-        return actions
-    match space:
-        case spaces.Dict() if isinstance(actions, Mapping) and actions.keys() == space.keys():
-            return {
-                key: _boxed(child, actions[key], num_envs, f"{where}[{key!r}]")
-                for key, child in space.items()
+            packers = {
+                key: _packer(child, num_envs, f"{where}[{key!r}]") for key, child in space.items()
             }
-        case spaces.Tuple() if isinstance(actions, Sequence) and len(actions) == len(space):
-            return tuple(
-                _boxed(child, part, num_envs, f"{where}[{n}]")
-                for n, (child, part) in enumerate(zip(space, actions, strict=True))
-            )
-        case spaces.Dict() | spaces.Tuple():
-            raise InvalidAction(f"{where} is {actions!r}, which is not like {space}")
-    parts = list(iterate(batch_space(space, num_envs), actions))
-    if len(parts) != num_envs:
-        raise InvalidAction(f"{where} has leading axis {len(parts)}, expected {num_envs}")
-    column = np.empty(num_envs, object)
-    for i, part in enumerate(parts):
-        column[i] = part
-    return column
+
+            def pack_dict(actions: Any) -> Any:
+                if not isinstance(actions, Mapping) or actions.keys() != space.keys():
+                    raise InvalidAction(f"{where} is {actions!r}, which is not like {space}")
+                return {key: pack(actions[key]) for key, pack in packers.items()}
+
+            return pack_dict
+        case spaces.Tuple():
+            parts = [_packer(child, num_envs, f"{where}[{n}]") for n, child in enumerate(space)]
+
+            def pack_tuple(actions: Any) -> Any:
+                if not isinstance(actions, Sequence) or len(actions) != len(parts):
+                    raise InvalidAction(f"{where} is {actions!r}, which is not like {space}")
+                return tuple(pack(part) for pack, part in zip(parts, actions, strict=True))
+
+            return pack_tuple
+    batched = batch_space(space, num_envs)
+
+    def pack(actions: Any) -> Array:
+        each = list(iterate(batched, actions))
+        if len(each) != num_envs:
+            raise InvalidAction(f"{where} has leading axis {len(each)}, expected {num_envs}")
+        column = np.empty(num_envs, object)
+        for i, action in enumerate(each):
+            column[i] = action
+        return column
+
+    return pack
 
 
 def _words(failure: EnvFailure | None) -> str:
