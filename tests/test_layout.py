@@ -82,8 +82,7 @@ def test_actions_of_a_batch_come_out_as_each_environments_own(structure, size, s
     stop = data.draw(st.integers(start + 1, size))
     block, objects = layout.rows(layout.columns(actions, size), slice(start, stop), stop - start)
     views = layout.views(block, stop - start)
-    for row in range(stop - start):
-        found = layout.read(views, row, objects[row] if objects else ())
+    for row, found in enumerate(layout.read(views, objects)):
         expected = tree.map_structure(lambda a, row=row: a[start + row], actions)
         same(found, expected)
         for leaf in tree.flatten(found):

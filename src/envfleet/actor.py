@@ -32,6 +32,7 @@ from envfleet.errors import EnvFailure, record
 from envfleet.layout import Buffer, Layout
 
 _FIRST, _LAST = 0, 2
+_RESET: Any = object()
 
 _BYTES_UP_TO = 32 * 1024
 """Blocks up to this size are returned as `bytes`, which Ray sends as they are: about a third less
@@ -186,7 +187,7 @@ class EnvActor:
         """Resets some environments; the block that comes back holds every row's time step."""
         failures = []
         for row in range(len(self._slots)) if rows is None else rows:
-            failure = self._advance(row, None)
+            failure = self._advance(row, _RESET)
             if failure is not None:
                 failures.append(failure)
         return self._reply(failures)
@@ -201,44 +202,41 @@ class EnvActor:
         layout = self._action_layout
         assert layout is not None
         moved = range(len(self._slots)) if rows is None else rows
-        views = layout.views(block, len(moved))
+        actions = layout.read(layout.views(block, len(moved)), objects)
         failures = []
-        for at, row in enumerate(moved):
-            slot = self._slots[row]
-            # What came through Ray is read-only memory of Ray's: the environment gets a copy.
-            beside = copy.deepcopy(objects[at]) if objects else ()
-            action = None if slot.over else (layout, views, at, beside)
-            failure = self._advance(row, action)
+        for row, action in zip(moved, actions, strict=True):
+            failure = self._advance(row, _RESET if self._slots[row].over else action)
             if failure is not None:
                 failures.append(failure)
         return self._reply(failures)
 
     def _advance(self, row: int, action: Any) -> EnvFailure | None:
-        """One reset (without an action) or one step of one environment, into its row."""
+        """One reset (`_RESET` for an action) or one step of one environment, into its row."""
         slot = self._slots[row]
-        environment, layout = slot.environment, self._layout
-        phase = "reset" if action is None else "step"
+        environment, layout, action_layout = slot.environment, self._layout, self._action_layout
         started = time.perf_counter()
         try:
-            if environment is None or layout is None:
+            if environment is None or layout is None or action_layout is None:
                 raise RuntimeError("there is no environment: it failed before")
-            if action is None:
+            if action is _RESET:
                 slot.over = True  # until this reset has succeeded
                 time_step = environment.reset()
                 slot.steps = 0
             else:
-                action_layout, views, at, beside = action
-                time_step = environment.step(action_layout.read(views, at, beside))
+                if action_layout.has_objects:
+                    # What came through Ray is read-only memory of Ray's.
+                    action = copy.deepcopy(action)
+                time_step = environment.step(action)
                 # (A step may end an episode and begin the next: GymnasiumMember.)
-                slot.steps = 0 if time_step.step_type == _FIRST else slot.steps + 1
+                slot.steps = 0 if time_step[0] == _FIRST else slot.steps + 1
             objects = layout.write(self._views, row, time_step)
             if objects:
                 slot.objects = self._carried(objects)
-            slot.over = bool(time_step.step_type == _LAST)
+            slot.over = bool(time_step[0] == _LAST)
             return None
         except BaseException as error:
             slot.over = True
-            return self._failure(row, phase, error)
+            return self._failure(row, "reset" if action is _RESET else "step", error)
         finally:
             if row < len(self._seconds):
                 self._seconds[row] = time.perf_counter() - started

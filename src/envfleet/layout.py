@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import dm_env
 import numpy as np
 import tree
 
@@ -27,7 +28,6 @@ _ALIGNMENT = 16
 _SECONDS = np.dtype(np.float32)
 
 _ARRAYS = (np.ndarray, np.generic)
-_FLOAT = np.dtype(np.float64)
 
 
 class Leaf(NamedTuple):
@@ -62,6 +62,11 @@ class Layout:
         self._blocks: dict[int, tuple[list[int], int]] = {}
         self._is_leaf = not tree.is_nested(structure)
         self._plan = _plan(structure)
+        self._is_flat = self._plan is not None and self._plan.is_flat
+        self._checks = [
+            (i, self.leaves[i].dtype, self.leaves[i].shape, _scalars(self.leaves[i]))
+            for i in self._fixed
+        ]
 
     @property
     def has_objects(self) -> bool:
@@ -186,14 +191,16 @@ class Layout:
 
     # -- the environment's side -------------------------------------------------------------------
 
-    def read(self, views: Sequence[Array], row: int, objects: Sequence[Any]) -> Any:
-        """One row as a structure of its own: writable arrays, numpy scalars for shape ``()``."""
-        leaves: list[Any] = [None] * len(self.leaves)
+    def read(self, views: Sequence[Array], objects: Sequence[Sequence[Any]]) -> list[Any]:
+        """Every row as a structure: writable arrays, numpy scalars for shape ``()``."""
+        columns: list[Any] = [None] * len(self.leaves)
         for view, i in zip(views, self._fixed, strict=True):
-            leaves[i] = view[row].copy()
-        for value, i in zip(objects, self._beside, strict=True):
-            leaves[i] = value
-        return self.unflatten(leaves)
+            columns[i] = list(view.copy())
+        for i, values in zip(self._beside, zip(*objects, strict=True), strict=True):
+            columns[i] = values
+        if self._is_leaf:
+            return list(columns[0])
+        return [self.unflatten(leaves) for leaves in zip(*columns, strict=True)]
 
     def write(self, views: Sequence[Array], row: int, value: Any) -> list[Any]:
         """Writes one environment's value into its row; returns what travels beside the block.
@@ -202,11 +209,15 @@ class Layout:
           SpecMismatch: the value does not fit the spec; says which leaf, expected and found.
         """
         flat = self._flatten(value)
-        for view, i in zip(views, self._fixed, strict=True):
-            leaf = self.leaves[i]
+        for view, (i, dtype, shape, scalars) in zip(views, self._checks):  # noqa: B905  (hot)
             item = flat[i]
-            view[row] = item if _fits_at_once(item, leaf) else self._fit(item, leaf)
-        return [self._fit(flat[i], self.leaves[i]) for i in self._beside]
+            kind = type(item)
+            if kind is np.ndarray:
+                fits = item.dtype == dtype and item.shape == shape
+            else:
+                fits = kind in scalars or _fits_at_once(item, self.leaves[i])
+            view[row] = item if fits else self._fit(item, self.leaves[i])
+        return [self._fit(flat[i], self.leaves[i]) for i in self._beside] if self._beside else []
 
     def _fit(self, value: Any, leaf: Leaf) -> Array:
         try:
@@ -215,6 +226,8 @@ class Layout:
             raise SpecMismatch(f"{leaf.path} {misfit} by its spec") from None
 
     def _flatten(self, value: Any) -> Sequence[Any]:
+        if self._is_flat and isinstance(value, tuple) and len(value) == len(self.leaves):
+            return value
         if self._is_leaf:
             return (value,)
         leaves: list[Any] = []
@@ -251,6 +264,11 @@ class _Plan(NamedTuple):
     parts: list[Any]
     make: Callable[[list[Any]], Any]
     order: list[int]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a tuple or list of leaves."""
+        return self.keys is None and not any(self.parts)
 
     def take_apart(self, value: Any, leaves: list[Any]) -> bool:
         """Appends the leaves of a value; False where it is not plainly of this structure."""
@@ -313,18 +331,22 @@ def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:
     return reward, discount
 
 
+def _scalars(leaf: Leaf) -> frozenset[type]:
+    """The types whose every value the leaf holds as it is: numpy's own, and Python's beside it."""
+    if leaf.shape != () or leaf.dtype.kind not in "iufb":
+        return frozenset()
+    beside = {"b": {bool}, "i": {dm_env.StepType}, "u": {dm_env.StepType}}
+    python = {float} if leaf.dtype.type is np.float64 else beside.get(leaf.dtype.kind, set())
+    return frozenset({leaf.dtype.type, *python})
+
+
 def _fits_at_once(item: Any, leaf: Leaf) -> bool:
-    """The common cases, without a closer look: arrays of that very kind, Python's own numbers."""
+    """More common cases: arrays of that very kind, small integers."""
     if isinstance(item, _ARRAYS):
         return bool(item.dtype == leaf.dtype and item.shape == leaf.shape)
-    if leaf.shape == ():
-        if type(item) is float:
-            return bool(leaf.dtype == _FLOAT)
-        if type(item) is bool:
-            return leaf.dtype.kind == "b"
-        if isinstance(item, int):  # every integer type holds a small one: a step type, an index
-            return leaf.dtype.kind in "iu" and 0 <= item <= 127
-    return False
+    # Every integer type holds a small one: a step type, an index.
+    is_integer = leaf.shape == () and leaf.dtype.kind in "iu"
+    return is_integer and isinstance(item, int) and type(item) is not bool and 0 <= item <= 127
 
 
 def _action(value: Any, batch_size: int | None, axis: str, leaf: Leaf) -> Array:

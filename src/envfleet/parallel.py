@@ -394,6 +394,11 @@ class ParallelPyEnvironment(Specs, Closing):
         )
 
     @property
+    def num_failures(self) -> list[int]:
+        """How often each environment has failed, as `stats` has it, and cheap to ask."""
+        return [*self._fleet.restarts.num_failures]
+
+    @property
     def failures(self) -> tuple[EnvFailure, ...]:
         """The last 1000 failures after which an environment had to be rebuilt, the oldest first."""
         return tuple(self._fleet.restarts.history)

@@ -53,6 +53,40 @@ class Seeds:
         return int(sequence.generate_state(1)[0])
 
 
+def of_episode(seed: int, episode: int, attempt: int = 0) -> tuple[int, int]:
+    """The seed of an episode's environment, below 2**32, and the key of its policy, below 2**64.
+
+    They depend on the run's seed, on the episode's number and on how often it was begun anew, and
+    on nothing else.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(episode, attempt))
+    env_seed, key = sequence.generate_state(2, np.uint64).tolist()
+    return env_seed >> 32, key
+
+
+def of_steps(keys: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A seed for each step of episodes: uint64, by the episodes' keys and how far they are."""
+    return mixed(keys + _GOLDEN * steps.astype(np.uint64))
+
+
+def mixed(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Uniform bits from a counter: SplitMix64's finalizer (Steele, Lea and Flood, 2014)."""
+    bits = (bits ^ (bits >> _30)) * _FIRST_FACTOR
+    bits = (bits ^ (bits >> _27)) * _SECOND_FACTOR
+    return bits ^ (bits >> _31)
+
+
+def draws(seeds: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
+    """So many uniform uint64 from each seed: shape ``(len(seeds), number)``."""
+    return mixed(seeds[:, np.newaxis] + _GOLDEN * np.arange(1, number + 1, dtype=np.uint64))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
 def _checked(value: object, name: str) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"{name} is a {type(value).__name__} ({value!r}), expected an int")

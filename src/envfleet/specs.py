@@ -90,12 +90,17 @@ def sample(
     dtype, shape = np.dtype(spec.dtype), (*axes, *spec.shape)
     if dtype.kind not in "iufb":
         return np.full(shape, "" if dtype.hasobject else np.zeros((), dtype), dtype)
-    low, high = getattr(spec, "minimum", -1), getattr(spec, "maximum", 1)
-    low = np.maximum(low, np.minimum(-1e6, high))  # no wider than needed, yet within the bounds
-    high = np.minimum(high, np.maximum(1e6, low))
+    low, high = sampled_range(spec)
     if dtype.kind in "iub":
         return random.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
     return random.uniform(low, high, shape).astype(dtype)
+
+
+def sampled_range(spec: Spec) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The least and the largest number that a random value of a spec has."""
+    low, high = getattr(spec, "minimum", -1), getattr(spec, "maximum", 1)
+    low = np.maximum(low, np.minimum(-1e6, high))  # no wider than needed, yet within the bounds
+    return low, np.minimum(high, np.maximum(1e6, low))
 
 
 def fit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -21,6 +21,8 @@ from envfleet.specs import bound
 
 REWARD_SPEC = specs.Array((), np.float64, "reward")
 DISCOUNT_SPEC = specs.BoundedArray((), np.float64, 0.0, 1.0, "discount")
+_FIRST, _MID, _LAST = dm_env.StepType
+
 STEP_TYPE_SPEC = specs.BoundedArray((), np.int32, 0, 2, "step_type")
 
 
@@ -92,7 +94,7 @@ class GymnasiumEnvironment:
 
     def reset(self) -> Any:
         observation = self._reset()
-        return dm_env.TimeStep(dm_env.StepType.FIRST, 0.0, 1.0, observation)
+        return dm_env.TimeStep(_FIRST, 0.0, 1.0, observation)
 
     def _reset(self) -> Any:
         """The first observation, by the seed and the options that were given for this reset."""
@@ -106,13 +108,8 @@ class GymnasiumEnvironment:
         observation, reward, terminated, truncated, self._info = self.env.step(
             self._to_action(action)
         )
-        over = terminated or truncated
-        return dm_env.TimeStep(
-            step_type=dm_env.StepType.LAST if over else dm_env.StepType.MID,
-            reward=reward,
-            discount=0.0 if terminated else 1.0,
-            observation=observation,
-        )
+        step_type = _LAST if terminated or truncated else _MID
+        return dm_env.TimeStep(step_type, reward, 0.0 if terminated else 1.0, observation)
 
     def seed(self, seed: int) -> None:
         """Takes effect at the next reset, as Gymnasium has it; later resets go on from there."""
