@@ -262,12 +262,15 @@ class EnvActor:
     # -- everything else ---------------------------------------------------------------------------
 
     def operate(
-        self, operation: str, rows: Sequence[int], payloads: Sequence[Any]
+        self, operation: str, rows: Sequence[int], payloads: Sequence[Any] | bytes
     ) -> list[Result | EnvFailure]:
         """Runs one of `OPERATIONS` on some environments, with a tuple of arguments for each.
 
-        They are pickled where they come from another process; None stands for none.
+        They are pickled where they come from another process; None stands for none. The same
+        bytes for all of them come once.
         """
+        if isinstance(payloads, bytes):
+            payloads = [payloads] * len(rows)
         phase = "close" if operation == "close" else "call"
         return [
             self._outcome(row, phase, self._operate, row, operation, payload)

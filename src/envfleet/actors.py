@@ -201,10 +201,21 @@ class Actors:
             self._lose(a, self._died(a, died, phase), phase, died)
         return sent
 
-    def send_operation(self, a: int, operation: str, packed: Mapping[int, Any]) -> Sent:
-        """Posts one of `actor.OPERATIONS`, with arguments for each environment; None for none."""
+    def share(self, payload: bytes) -> Any:
+        """What carries the same large payload to several actors; None where that gains nothing."""
+        assert self._backend is not None
+        return self._backend.share(payload)
+
+    def send_operation(
+        self, a: int, operation: str, packed: Mapping[int, Any], shared: Any = None
+    ) -> Sent:
+        """Posts one of `actor.OPERATIONS`, with arguments for each environment; None for none.
+
+        What is `shared` goes in their place.
+        """
         phase, rows = "close" if operation == "close" else "call", self.rows(a, packed)
-        return self.send(a, [*packed], phase, "operate", operation, rows, [*packed.values()])
+        payloads = [*packed.values()] if shared is None else shared
+        return self.send(a, [*packed], phase, "operate", operation, rows, payloads)
 
     def wait(
         self,

@@ -204,10 +204,15 @@ class Fleet:
         self.stepper.await_restarts(arguments)
         self.restarts.raise_given_up(arguments)
         calls: list[Sent] = []
-        packed = arguments if self._in_process else _all_pickled(arguments)
+        packed: Mapping[int, Any] = arguments if self._in_process else _all_pickled(arguments)
+        by_actor = self._actors.by_actor(arguments)
+        shared = None
+        if not self._in_process and len(by_actor) > 1 and len({*map(id, packed.values())}) == 1:
+            shared = self._actors.share(next(iter(packed.values())))
         with self._actors.kept_if_interrupted(calls):
-            for a, ids in self._actors.by_actor(arguments).items():
-                calls.append(self._actors.send_operation(a, operation, {i: packed[i] for i in ids}))
+            for a, ids in by_actor.items():
+                own = {i: packed[i] for i in ids}
+                calls.append(self._actors.send_operation(a, operation, own, shared))
 
         def values() -> list[Any]:
             self.stepper.check_promise()

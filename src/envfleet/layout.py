@@ -126,7 +126,7 @@ class Layout:
           InvalidAction: wrong structure, leading axis, shape or dtype; says which leaf.
         """
         try:
-            flat = self._flatten(values)
+            flat = self.flatten(values)
         except SpecMismatch as mismatch:
             raise InvalidAction(str(mismatch)) from None
         return [
@@ -208,7 +208,7 @@ class Layout:
         Raises:
           SpecMismatch: the value does not fit the spec; says which leaf, expected and found.
         """
-        flat = self._flatten(value)
+        flat = self.flatten(value)
         for view, (i, dtype, shape, scalars) in zip(views, self._checks):  # noqa: B905  (hot)
             item = flat[i]
             kind = type(item)
@@ -225,7 +225,7 @@ class Layout:
         except specs.Misfit as misfit:
             raise SpecMismatch(f"{leaf.path} {misfit} by its spec") from None
 
-    def _flatten(self, value: Any) -> Sequence[Any]:
+    def flatten(self, value: Any) -> Sequence[Any]:
         if self._is_flat and isinstance(value, tuple) and len(value) == len(self.leaves):
             return value
         if self._is_leaf:
@@ -319,9 +319,9 @@ def _as_dict(keys: list[Any], parts: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, parts, strict=True))
 
 
-def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """The same structure with what the function gives for each leaf."""
-    return tree.map_structure(function, structure)
+def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
+    """The same structure with what the function gives for each leaf, and for those of others."""
+    return tree.map_structure(function, structure, *others)
 
 
 def zeros_and_ones(reward_spec: Any, discount_spec: Any) -> tuple[Any, Any]:

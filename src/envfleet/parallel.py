@@ -469,6 +469,15 @@ class ParallelPyEnvironment(Specs, Closing):
         check_callable(name)
         return self.operate("call", name, args, kwargs, env_ids=env_ids)
 
+    def post_call(self, name: str, *args: Any) -> Callable[[], list[Any]]:
+        """Like `call` of all without waiting; calling what it gives waits for the results.
+
+        What is under way goes on: an actor's calls are done in the order in which they were posted.
+        """
+        check_callable(name)
+        arguments: tuple[Any, ...] = name, args, {}
+        return self._fleet.post("call", dict.fromkeys(range(self.batch_size), arguments))
+
     def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
         """An attribute of each environment, or of what it wraps.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,17 @@ class Seeds:
         return int(sequence.generate_state(1)[0])
 
 
+def root(seed: int | None) -> int:
+    """The seed of a run: the one that is given, or one of the operating system's.
+
+    Raises:
+      TypeError, ValueError: no int, or a negative one.
+    """
+    if seed is not None:
+        return _checked(seed, "seed")
+    return int(np.random.SeedSequence().generate_state(1)[0])
+
+
 def of_episode(seed: int, episode: int, attempt: int = 0) -> tuple[int, int]:
     """The seed of an episode's environment, below 2**32, and the key of its policy, below 2**64.
 
@@ -66,19 +78,20 @@ def of_episode(seed: int, episode: int, attempt: int = 0) -> tuple[int, int]:
 
 def of_steps(keys: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A seed for each step of episodes: uint64, by the episodes' keys and how far they are."""
-    return mixed(keys + _GOLDEN * steps.astype(np.uint64))
+    return mixed(np.asarray(keys + _GOLDEN * steps.astype(np.uint64)))
 
 
 def mixed(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Uniform bits from a counter: SplitMix64's finalizer (Steele, Lea and Flood, 2014)."""
     bits = (bits ^ (bits >> _30)) * _FIRST_FACTOR
     bits = (bits ^ (bits >> _27)) * _SECOND_FACTOR
-    return bits ^ (bits >> _31)
+    return np.asarray(bits ^ (bits >> _31))
 
 
 def draws(seeds: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
     """So many uniform uint64 from each seed: shape ``(len(seeds), number)``."""
-    return mixed(seeds[:, np.newaxis] + _GOLDEN * np.arange(1, number + 1, dtype=np.uint64))
+    counters = _GOLDEN * np.arange(1, number + 1, dtype=np.uint64)
+    return mixed(np.asarray(seeds[:, np.newaxis] + counters))
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

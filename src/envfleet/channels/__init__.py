@@ -87,6 +87,10 @@ class Backend(Protocol):
         """
         ...
 
+    def share(self, payload: bytes) -> Any:
+        """What stands for a payload in several posts, put where actors find it; None if small."""
+        ...
+
     def kill_orphans(self, channels: Sequence[Any]) -> None:
         """Ends processes that actors which were killed, or have died, leave behind."""
         ...

@@ -170,6 +170,10 @@ def _there(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
     return task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(*args)
 
 
+_PUT_ABOVE = 100 * 1024
+"""Bytes up to which Ray sends an argument with the call; a larger one it would put once a call."""
+
+
 class RayBackend:
     """Opens Ray actors, on the Ray that is running or on one of our own.
 
@@ -211,6 +215,9 @@ class RayBackend:
         ray.wait(list(calls), num_returns=number, timeout=left)
         done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
         return _outcomes(calls, done)
+
+    def share(self, payload: bytes) -> Any:
+        return ray.put(payload) if len(payload) > _PUT_ABOVE else None
 
     def kill_orphans(self, channels: Sequence[RayChannel]) -> None:
         if not self.is_there():

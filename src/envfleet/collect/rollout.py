@@ -1,0 +1,338 @@
+"""Rollout: a policy acting in a batch of environments, episode after episode, written down.
+
+The environments are numbered through the run; the batch has those from `first_env` on. Episode k
+belongs to environment k mod `num_envs` and has seeds of its own (`seeding.of_episode`), so that an
+episode is the same whatever the number of environments, and whoever steps them.
+
+Each environment gives one row a tick: what it observed, what it was told to do, and what came of
+it. The row of a last time step has the final observation and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envfleet import seeding
+from envfleet.collect.policies import BatchedPolicy
+from envfleet.layout import Layout
+from envfleet.parallel import ParallelPyEnvironment
+
+Array = np.ndarray[Any, Any]
+
+FIRST, _MID, LAST = 0, 1, 2
+
+_NO_LIMIT = np.iinfo(np.int64).max
+
+_log = logging.getLogger("envfleet")
+
+
+class Chunk(NamedTuple):
+    """Rows of several environments, time-major: T ticks of B environments, shape ``(T, B, ...)``.
+
+    Attributes:
+      step_type: int32; FIRST, MID, or LAST of a row that has the final observation of an episode
+        and no action: its action, reward and discount are zeros.
+      observation: a structure like the observation spec.
+      action: a structure like the action spec: what was done upon that observation.
+      reward, discount: what came of it.
+      terminated, truncated: bool; whether that action ended the episode, and how. One that an
+        environment's failure cut short is truncated.
+      episode: int64; number of the episode, from 0 through the run.
+      t: int32; steps into the episode.
+      mask: bool; False where an environment had nothing to do any more: such a row means nothing.
+      env_ids: int64 of shape ``(B,)``.
+      next_time_step: the time step after the last row, without the axis T, to bootstrap from. Of
+        an environment whose last row is LAST it means nothing.
+      policy_version: of the weights that chose the actions.
+      num_steps: rows with an action.
+    """
+
+    step_type: Array
+    observation: Any
+    action: Any
+    reward: Any
+    discount: Any
+    terminated: Array
+    truncated: Array
+    episode: Array
+    t: Array
+    mask: Array
+    env_ids: Array
+    next_time_step: Any
+    policy_version: int
+    num_steps: int
+
+
+class Rollout:
+    """A policy in a batch of environments.
+
+    Args:
+      batch: the environments; the first `run` resets them.
+      policy: acts in all of them at once.
+      seed: of the run.
+      first_env: number of the batch's first environment.
+      num_envs: how many environments the run has in all.
+      max_episode_steps: after so many an episode is truncated; None for no limit.
+    """
+
+    def __init__(
+        self,
+        batch: ParallelPyEnvironment,
+        policy: BatchedPolicy,
+        *,
+        seed: int,
+        first_env: int,
+        num_envs: int,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        size = batch.batch_size
+        self._batch, self._policy = batch, policy
+        self._seed, self._num_envs = seed, num_envs
+        self._max_episode_steps = max_episode_steps
+        self._env_ids = np.arange(first_env, first_env + size)
+        spec = batch.time_step_spec()
+        self._observations = Layout(spec.observation, "observation")
+        self._rewards = Layout(spec.reward, "reward")
+        self._discounts = Layout(spec.discount, "discount")
+        self._actions = Layout(batch.action_spec(), "actions")
+        self._now: Any = None
+        self._horizon: int | None = None
+        self._episode = np.full(size, -1)
+        self._next = self._env_ids.copy()  # of each environment, the number of its next episode
+        self._t = np.zeros(size, np.int32)
+        self._keys = np.zeros(size, np.uint64)
+        self._seeds = np.zeros(size, np.int64)
+        self._left = np.full(size, _NO_LIMIT)  # steps that each environment may still take
+        self._failures = [0] * size
+        self._needs_reset = np.zeros(size, bool)  # a step would not reset it
+        self._is_seedable = True
+
+    # -- what there is to do -----------------------------------------------------------------------
+
+    def plan(self, horizon: int | None, steps: Array | None, begin: Array | None = None) -> None:
+        """Says what is wanted from now on.
+
+        Args:
+          begin: of each environment the first episode, where others before it are done: for one
+            that has not run yet.
+          horizon: no episode from this number on is begun; None for no such number.
+          steps: how many more steps each environment may take, int64 of shape ``(B,)``; None for
+            no limit.
+        """
+        self._horizon = horizon
+        if begin is not None and self._now is None:
+            self._next = begin.copy()
+        self._left = np.full(len(self._env_ids), _NO_LIMIT) if steps is None else steps.copy()
+        if self._now is not None:
+            waiting = np.flatnonzero(self._episode < 0)
+            self._begin(waiting)
+            begun = waiting[self._episode[waiting] >= 0]
+            if len(begun):
+                self._now = self._reset(begun)
+
+    def _present(self) -> Array:
+        """Who has a row in the next tick: who may act, and who shows the end of an episode."""
+        is_last = np.asarray(self._now.step_type) == LAST
+        return np.asarray((self._episode >= 0) & ((self._left > 0) | is_last))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do by the plan."""
+        return self._now is not None and not self._present().any()
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self, ticks: int) -> Chunk:
+        """Goes on for so many ticks; less where nothing is left to do.
+
+        Raises:
+          Exception: what an environment or the policy raised.
+        """
+        if self._now is None:
+            self._begin(np.arange(len(self._env_ids)))
+            self._now = self._batch.reset()
+            self._check_first(np.arange(len(self._env_ids)))
+        rows = _Rows(self, ticks)
+        tick = 0
+        while tick < ticks and (present := self._present()).any():
+            self._tick(rows, tick, present)
+            tick += 1
+        return rows.chunk(tick)
+
+    def _tick(self, rows: _Rows, tick: int, present: Array) -> None:
+        """Every environment that is present gives a row, and goes on."""
+        now = self._now
+        is_last = np.asarray(now.step_type) == LAST
+        actions = self._policy.actions(now, seeding.of_steps(self._keys, self._t))
+        columns = self._actions.columns(actions, len(present))
+        acting = present & ~is_last
+        rows.put_before(tick, now, columns, present, acting)
+        moving = acting
+        if is_last.any():
+            over = np.flatnonzero(is_last & present)
+            self._begin(over)
+            moving = acting | (is_last & present & (self._episode >= 0))
+        after = self._moved(moving, columns)
+        if self._max_episode_steps is not None:
+            is_long = acting & (self._t + 1 >= self._max_episode_steps)
+            is_long &= after.step_type != LAST
+            after.step_type[is_long] = LAST
+            self._needs_reset |= is_long
+        self._now = after
+        if (after.step_type != _MID).any():
+            self._note_failures(after, acting)
+        rows.put_after(tick, after, acting)
+        self._t[acting] += 1
+        self._left[acting] -= 1
+
+    def _moved(self, moving: Array, columns: list[Array]) -> Any:
+        """The time step of the whole batch after a step, or reset, of those that move."""
+        resetting = moving & self._needs_reset
+        stepping = moving & ~resetting
+        if stepping.all():
+            return self._batch.step(self._actions.unflatten(columns))
+        after = None
+        if stepping.any():
+            ids = np.flatnonzero(stepping)
+            self._batch.send(self._actions.unflatten([column[ids] for column in columns]), ids)
+            self._batch.drain()
+        if resetting.any():
+            after = self._reset(np.flatnonzero(resetting))
+        return self._batch.current_time_step() if after is None else after
+
+    def _reset(self, rows: Array) -> Any:
+        self._needs_reset[rows] = False
+        return self._batch.reset(rows.tolist())
+
+    # -- episodes ----------------------------------------------------------------------------------
+
+    def _begin(self, rows: Array) -> None:
+        """Gives environments their next episode, and its seed; -1 where there is none for them."""
+        told: dict[int, tuple[int]] = {}
+        for row in rows.tolist():
+            number = int(self._next[row])
+            if self._horizon is not None and number >= self._horizon:
+                self._episode[row] = -1
+                continue
+            env_seed, key = seeding.of_episode(self._seed, number)
+            self._episode[row], self._keys[row], self._seeds[row] = number, key, env_seed
+            self._next[row] += self._num_envs
+            self._t[row] = 0
+            told[row] = (env_seed,)
+        self._seed_episodes(told)
+
+    def _seed_episodes(self, told: dict[int, tuple[int]]) -> None:
+        if not told or not self._is_seedable:
+            return
+        try:
+            self._batch.operate_each("seed", told)
+        except TypeError as problem:  # dm_env has no rule for seeding
+            self._is_seedable = False
+            _log.warning("episodes are not reproducible: %s", problem)
+
+    def _note_failures(self, after: Any, acting: Array) -> None:
+        """Whose episode was cut by a failure, and whose first time step is not the seed's."""
+        failures = self._batch.num_failures
+        if failures == self._failures:
+            return
+        changed = np.asarray(failures) != self._failures
+        cut = changed & acting & (after.step_type == LAST)
+        self._needs_reset |= cut  # a step would show what the restart began with, by another seed
+        self._check_first(np.flatnonzero(changed & (after.step_type == FIRST)))
+        self._failures = self._batch.num_failures
+
+    def _check_first(self, rows: Array) -> None:
+        """Resets again those that failed in their reset: what was rebuilt has another seed."""
+        failures = self._batch.num_failures
+        again = [row for row in rows.tolist() if failures[row] != self._failures[row]]
+        self._failures = failures
+        if again:
+            self._seed_episodes({row: (int(self._seeds[row]),) for row in again})
+            self._now = self._batch.reset(again)
+
+
+class _Rows:
+    """The rows of a chunk while they are written."""
+
+    def __init__(self, rollout: Rollout, ticks: int) -> None:
+        self._rollout = rollout
+        shape = ticks, len(rollout._env_ids)
+        self._observation = _columns(rollout._observations, shape)
+        self._action = _columns(rollout._actions, shape)
+        self._reward = _columns(rollout._rewards, shape)
+        self._discount = _columns(rollout._discounts, shape)
+        self._step_type = np.zeros(shape, np.int32)
+        self._episode = np.full(shape, -1)
+        self._t = np.zeros(shape, np.int32)
+        self._terminated = np.zeros(shape, bool)
+        self._truncated = np.zeros(shape, bool)
+        self._mask = np.zeros(shape, bool)
+        self._num_steps = 0
+
+    def put_before(
+        self, tick: int, now: Any, actions: list[Array], present: Array, acting: Array
+    ) -> None:
+        """What there was to see, and what is done."""
+        rollout = self._rollout
+        self._step_type[tick] = now.step_type
+        _put(self._observation, tick, rollout._observations.flatten(now.observation))
+        _put(self._action, tick, actions)
+        self._episode[tick], self._t[tick], self._mask[tick] = rollout._episode, rollout._t, present
+        number = int(np.count_nonzero(acting))
+        self._num_steps += number
+        if number < len(acting):
+            _clear(self._action, tick, ~acting)
+
+    def put_after(self, tick: int, after: Any, acting: Array) -> None:
+        """What came of it."""
+        rollout = self._rollout
+        _put(self._reward, tick, rollout._rewards.flatten(after.reward))
+        discounts = rollout._discounts.flatten(after.discount)
+        _put(self._discount, tick, discounts)
+        if not acting.all():
+            _clear(self._reward, tick, ~acting)
+            _clear(self._discount, tick, ~acting)
+        is_over = acting & (after.step_type == LAST)
+        if is_over.any():
+            flat = np.concatenate([np.reshape(d, (len(acting), -1)) for d in discounts], axis=1)
+            is_final = (flat == 0).all(axis=1)
+            self._terminated[tick] = is_over & is_final
+            self._truncated[tick] = is_over & ~is_final
+
+    def chunk(self, ticks: int) -> Chunk:
+        """The rows of so many ticks."""
+        rollout = self._rollout
+        return Chunk(
+            step_type=self._step_type[:ticks],
+            observation=rollout._observations.unflatten([c[:ticks] for c in self._observation]),
+            action=rollout._actions.unflatten([c[:ticks] for c in self._action]),
+            reward=rollout._rewards.unflatten([c[:ticks] for c in self._reward]),
+            discount=rollout._discounts.unflatten([c[:ticks] for c in self._discount]),
+            terminated=self._terminated[:ticks],
+            truncated=self._truncated[:ticks],
+            episode=self._episode[:ticks],
+            t=self._t[:ticks],
+            mask=self._mask[:ticks],
+            env_ids=rollout._env_ids,
+            next_time_step=rollout._now,
+            policy_version=rollout._policy.version,
+            num_steps=self._num_steps,
+        )
+
+
+def _columns(layout: Layout, shape: tuple[int, int]) -> list[Array]:
+    return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in layout.leaves]
+
+
+def _put(columns: list[Array], tick: int, leaves: Sequence[Any]) -> None:
+    for column, leaf in zip(columns, leaves):  # noqa: B905  (the hot path)
+        column[tick] = leaf
+
+
+def _clear(columns: list[Array], tick: int, rows: Array) -> None:
+    for column in columns:
+        column[tick, rows] = np.zeros((), column.dtype)

@@ -1,0 +1,121 @@
+"""Environments and policies that the tests of `envfleet.collect` collect with."""
+
+from __future__ import annotations
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+
+class SeededEnv(dm_env.Environment):
+    """Everything that it shows follows from the seed that it was given for the episode.
+
+    An episode has 2 to 9 steps; it ends by termination where its seed is even. The reward of a step
+    is its action.
+    """
+
+    def __init__(self):
+        self.next_seed = -1
+
+    def seed(self, seed):
+        self.next_seed = seed
+
+    def reset(self):
+        self.episode_seed, self.next_seed, self.t = self.next_seed, -1, 0
+        return dm_env.restart(self.shown())
+
+    def step(self, action):
+        self.t += 1
+        if self.t < 2 + self.episode_seed % 8:
+            return dm_env.transition(float(action), self.shown())
+        end = dm_env.truncation if self.episode_seed % 2 else dm_env.termination
+        return end(float(action), self.shown())
+
+    def shown(self):
+        return {"seed": np.int64(self.episode_seed), "t": np.int64(self.t)}
+
+    def observation_spec(self):
+        return {name: specs.Array((), np.int64, name) for name in ("seed", "t")}
+
+    def action_spec(self):
+        return specs.DiscreteArray(100)
+
+
+class FailsOnce(SeededEnv):
+    """A `SeededEnv` that runs a fault in the step after so many, once for a path."""
+
+    def __init__(self, fault, path, after=3):
+        super().__init__()
+        self.fault, self.path, self.after = fault, path, after
+
+    def step(self, action):
+        self.after -= 1
+        if self.after < 0:
+            try:
+                with open(self.path, "x"):
+                    pass
+            except FileExistsError:
+                pass
+            else:
+                self.fault()
+        return super().step(action)
+
+
+class FailsInReset(FailsOnce):
+    """The same in a reset."""
+
+    def reset(self):
+        self.after -= 1
+        if self.after < 0:
+            try:
+                with open(self.path, "x"):
+                    pass
+            except FileExistsError:
+                pass
+            else:
+                self.fault()
+        return super().reset()
+
+    def step(self, action):
+        return SeededEnv.step(self, action)
+
+
+def constant(time_step):
+    """A policy that is a function."""
+    return np.full(len(time_step.step_type), 7)
+
+
+class Weighted:
+    """A policy whose every action is its weights."""
+
+    def __init__(self):
+        self.weights = np.zeros(1, np.int64)
+
+    def action(self, time_step):
+        return np.full(len(time_step.step_type), self.weights[0])
+
+    def set_weights(self, weights):
+        self.weights = weights
+
+
+class Counting:
+    """A recurrent policy: its action is how often it has acted in the episode."""
+
+    def initial_state(self, batch_size):
+        return {"count": np.zeros(batch_size, np.int64)}
+
+    def action(self, time_step, state):
+        return state["count"].copy(), {"count": state["count"] + 1}
+
+
+class Told:
+    """What its constructor was told is what it does."""
+
+    def __init__(self, action_spec, batch_size, seed):
+        assert action_spec.num_values == 100
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def action(self, time_step):
+        assert len(time_step.step_type) == self.batch_size
+        return np.full(self.batch_size, self.seed % 100)
