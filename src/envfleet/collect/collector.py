@@ -459,6 +459,7 @@ _TIME_MAJOR = (
     "discount",
     "terminated",
     "truncated",
+    "failed",
     "episode",
     "t",
     "mask",

@@ -41,6 +41,7 @@ class Chunk(NamedTuple):
       reward, discount: what came of it.
       terminated, truncated: bool; whether that action ended the episode, and how. One that an
         environment's failure cut short is truncated.
+      failed: bool; in a LAST row, whether a failure of the environment cut the episode short.
       episode: int64; number of the episode, from 0 through the run.
       t: int32; steps into the episode.
       mask: bool; False where an environment had nothing to do any more: such a row means nothing.
@@ -58,6 +59,7 @@ class Chunk(NamedTuple):
     discount: Any
     terminated: Array
     truncated: Array
+    failed: Array
     episode: Array
     t: Array
     mask: Array
@@ -108,6 +110,7 @@ class Rollout:
         self._seeds = np.zeros(size, np.int64)
         self._left = np.full(size, _NO_LIMIT)  # steps that each environment may still take
         self._failures = [0] * size
+        self._failed = np.zeros(size, bool)  # whose episode a failure has cut short
         self._needs_reset = np.zeros(size, bool)  # a step would not reset it
         self._is_seedable = True
 
@@ -221,7 +224,7 @@ class Rollout:
             env_seed, key = seeding.of_episode(self._seed, number)
             self._episode[row], self._keys[row], self._seeds[row] = number, key, env_seed
             self._next[row] += self._num_envs
-            self._t[row] = 0
+            self._t[row], self._failed[row] = 0, False
             told[row] = (env_seed,)
         self._seed_episodes(told)
 
@@ -241,6 +244,7 @@ class Rollout:
             return
         changed = np.asarray(failures) != self._failures
         cut = changed & acting & (after.step_type == LAST)
+        self._failed |= cut
         self._needs_reset |= cut  # a step would show what the restart began with, by another seed
         self._check_first(np.flatnonzero(changed & (after.step_type == FIRST)))
         self._failures = self._batch.num_failures
@@ -270,6 +274,7 @@ class _Rows:
         self._t = np.zeros(shape, np.int32)
         self._terminated = np.zeros(shape, bool)
         self._truncated = np.zeros(shape, bool)
+        self._failed = np.zeros(shape, bool)
         self._mask = np.zeros(shape, bool)
         self._num_steps = 0
 
@@ -286,6 +291,7 @@ class _Rows:
         self._num_steps += number
         if number < len(acting):
             _clear(self._action, tick, ~acting)
+            self._failed[tick] = rollout._failed & present & ~acting
 
     def put_after(self, tick: int, after: Any, acting: Array) -> None:
         """What came of it."""
@@ -314,6 +320,7 @@ class _Rows:
             discount=rollout._discounts.unflatten([c[:ticks] for c in self._discount]),
             terminated=self._terminated[:ticks],
             truncated=self._truncated[:ticks],
+            failed=self._failed[:ticks],
             episode=self._episode[:ticks],
             t=self._t[:ticks],
             mask=self._mask[:ticks],
