@@ -327,7 +327,7 @@ def test_an_actor_that_dies_comes_back_with_the_weights_and_begins_no_episode_tw
 
 def test_a_run_needs_a_rule_that_ends_it():
     with Collector(SeededEnv, backend="local") as collector:
-        with pytest.raises(ValueError, match="needs max_steps, max_episodes or max_seconds"):
+        with pytest.raises(ValueError, match="needs one of max_steps, max_episodes, max_s"):
             collector.collect()
         with pytest.raises(ValueError, match="max_steps is 0, expected more than 0"):
             collector.collect(max_steps=0)

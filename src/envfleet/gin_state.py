@@ -11,15 +11,17 @@ only one that does, and pyproject.toml pins gin to 0.5.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
 import inspect
 import io
 import logging
+import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -149,6 +151,85 @@ def _pickled(name: str, value: Any, lost: list[str]) -> bytes | None:
     except Exception as problem:
         lost.append(f"{name} ({type(problem).__name__}: {problem})")
         return None
+
+
+# -- as text ---------------------------------------------------------------------------------------
+
+Operative = dict[tuple[str, str], dict[str, str]]
+"""By scope and selector the parameters that a configurable was called with, as gin writes them."""
+
+
+def bound(selector: str, parameter: str) -> Any:
+    """What is bound to a parameter; None where nothing is."""
+    with contextlib.suppress(ValueError):
+        return copy.deepcopy(gin.query_parameter(f"{selector}.{parameter}"))  # resolves a macro
+    return None
+
+
+def bindings() -> dict[str, str]:
+    """Every binding as text, by its key; with the values of macros in the place of their names."""
+    macros = {
+        scope: _text(parameters["value"])
+        for (scope, selector), parameters in _gin._CONFIG.items()
+        if selector == _MACRO
+    }
+
+    def resolved(text: str) -> str:
+        return re.sub(
+            r"%([\w./]+)", lambda m: resolved(macros[m[1]]) if m[1] in macros else m[0], text
+        )
+
+    return {
+        key: resolved(_text(value))
+        for key, value in _bindings()
+        if not key.endswith(f"/{_MACRO}.value")
+    }
+
+
+def config_text() -> str:
+    """The configuration that is in force here, as gin writes it."""
+    return str(gin.config_str())
+
+
+def operative() -> Operative:
+    """What was used in this process so far."""
+    return {
+        key: {name: _text(value) for name, value in parameters.items()}
+        for key, parameters in _gin._OPERATIVE_CONFIG.items()
+    }
+
+
+def operative_text(used: Iterable[Operative]) -> str:
+    """What was used in some processes, as a file that gin parses.
+
+    What gin could not parse, and what one process used otherwise than another, is a comment.
+    """
+    lines = [f"import {module}" for module in sorted(one.module for one in _gin._IMPORTS)]
+    merged: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for one in used:
+        for key, parameters in one.items():
+            for name, text in parameters.items():
+                texts = merged.setdefault(key, {}).setdefault(name, [])
+                if text not in texts:
+                    texts.append(text)
+    for scope, selector in sorted(merged, key=lambda key: (key[1] != _MACRO, key[::-1])):
+        where = scope if selector == _MACRO else f"{scope}/{selector}".lstrip("/")
+        if selector != _MACRO:
+            lines += ["", f"# {where}"]
+        for name, texts in merged[scope, selector].items():
+            bound_to = where if selector == _MACRO else f"{where}.{name}"
+            for i, text in enumerate(texts):
+                lines.append(f"{'# ' if i or text.startswith('<') else ''}{bound_to} = {text}")
+    return "\n".join(lines) + "\n"
+
+
+_MACRO = "gin.macro"
+
+
+def _text(value: Any) -> str:
+    if _gin._is_literally_representable(value):
+        return repr(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", f"<{value!r}>")
 
 
 # -- pickling -------------------------------------------------------------------------------------
@@ -335,7 +416,7 @@ _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
 def configurable(made: _Configurable, module: str | None = "envfleet") -> _Configurable:
-    """`gin.configurable`; the exceptions of a class's constructor come out as they were.
+    """`gin.configurable`; the exceptions of a function, or a constructor, come out as they were.
 
     Without a module, its selector is its bare name. To gin a selector that is complete is not
     ambiguous, whatever else has one that ends with it.
@@ -347,19 +428,20 @@ def configurable(made: _Configurable, module: str | None = "envfleet") -> _Confi
         decorated: Any = gin.configurable(made, module=module)
     finally:
         made.__module__ = own
-    if not isinstance(made, type):
-        return decorated  # type: ignore[no-any-return]
     _ours.add(f"{module}.{made.__name__}" if module else made.__name__)
-    init: Callable[..., None] = decorated.__init__
+    if not isinstance(made, type):
+        return _unwrapping(decorated)  # type: ignore[return-value]
+    decorated.__init__ = _unwrapping(decorated.__init__)
+    return decorated  # type: ignore[no-any-return]
 
-    @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+
+def _unwrapping(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
         try:
-            init(self, *args, **kwargs)
-            return
+            return function(*args, **kwargs)
         except Exception as proxy:
             error = original(proxy)
         raise error
 
-    decorated.__init__ = __init__
-    return decorated  # type: ignore[no-any-return]
+    return called

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
+import numbers
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,16 +12,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from envfleet import gin_state, seeding
-from envfleet.collect.rollout import FIRST, LAST, Chunk
-from envfleet.collect.worker import Order, Report, Worker
-from envfleet.errors import ActorDied, EnvFailure, EnvTimeout
+from envfleet.collect.crew import Crew
+from envfleet.collect.rollout import LAST, Chunk
+from envfleet.collect.worker import Order, Report
+from envfleet.errors import EnvFailure
 from envfleet.layout import map_leaves
-from envfleet.parallel import ParallelPyEnvironment
-from envfleet.single import as_constructor
 
 Array = np.ndarray[Any, Any]
-
-_MID = 1
 
 
 class CollectStats(NamedTuple):
@@ -115,58 +112,29 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
                 raise ValueError(f"{name} is {value}, expected at least 1")
         if max_policy_lag is not None and max_policy_lag < 0:
             raise ValueError(f"max_policy_lag is {max_policy_lag}, expected at least 0, or None")
-        self.num_envs = num_actors * envs_per_actor
         self.seed = seeding.root(seed)
-        self._chunk_length = chunk_length
         self._max_policy_lag = max_policy_lag
-        constructors = _constructors(env_constructor, self.num_envs)
-        is_central = inference == "central"
-        of_envs = functools.partial(
-            ParallelPyEnvironment,
+        self.chunk_length = chunk_length
+        self.crew = self._hire(
+            env_constructor=env_constructor,
+            policy=policy,
+            num_actors=num_actors,
+            envs_per_actor=envs_per_actor,
+            seed=self.seed,
+            inference=inference,
+            chunk_length=chunk_length,
+            max_episode_steps=max_episode_steps,
             on_failure=on_failure,
             max_restarts=max_restarts,
             step_timeout=step_timeout,
             reset_timeout=reset_timeout,
             start_timeout=start_timeout,
-            envs_per_actor=envs_per_actor,
+            actor_options=actor_options,
+            ray_init=ray_init,
+            backend=backend,
         )
-        of_workers = functools.partial(ParallelPyEnvironment, start_timeout=start_timeout)
-        on_ray = {"backend": backend, "actor_options": actor_options, "ray_init": ray_init}
-        size = self.num_envs if is_central else envs_per_actor
-        if is_central:
-            of_envs = functools.partial(of_envs, **on_ray)
-            of_workers = functools.partial(of_workers, backend="local")
-        else:
-            of_envs = functools.partial(of_envs, backend="local")
-            of_workers = functools.partial(
-                of_workers,
-                **on_ray,
-                on_failure=on_failure,
-                max_restarts=max_restarts,
-                step_timeout=_of_a_chunk(step_timeout, reset_timeout, chunk_length * size),
-            )
-        self._first_envs = range(0, self.num_envs, size)
-        self._size = size
-        self._workers = of_workers(
-            [
-                functools.partial(
-                    Worker,
-                    constructors[first : first + size],
-                    of_envs,
-                    policy,
-                    seed=self.seed,
-                    first_env=first,
-                    num_envs=self.num_envs,
-                    max_episode_steps=max_episode_steps,
-                )
-                for first in self._first_envs
-            ]
-        )
-        self._workers.reset()
-        self._on_failure = on_failure
+        self.num_envs = self.crew.num_envs
         self._version = 0
-        self._weights: tuple[Any, int] | None = None
-        self._setting: Callable[[], Any] | None = None
         self._next_episodes = np.arange(self.num_envs)  # of each environment, as handed over
         self._anew: set[int] = set()  # workers that were lost, and know nothing of what is done
         self._began: float | None = None
@@ -175,8 +143,11 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
         self._stopped_by: str | None = None
         self._is_collecting = False
 
+    def _hire(self, **arguments: Any) -> Crew:
+        return Crew(**arguments)
+
     def __repr__(self) -> str:
-        return f"<Collector of {self.num_envs} environments in {len(self._first_envs)} workers>"
+        return f"<Collector of {self.num_envs} environments in {len(self.crew)} workers>"
 
     # -- collecting --------------------------------------------------------------------------------
 
@@ -204,12 +175,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
           ValueError: none was given; or `max_episodes` together with dropping (`max_policy_lag`).
           Exception: what an environment or the policy raised.
         """
-        limits = {"max_steps": max_steps, "max_episodes": max_episodes, "max_seconds": max_seconds}
-        if all(limit is None for limit in limits.values()):
-            raise ValueError("collect() needs max_steps, max_episodes or max_seconds")
-        for name, limit in limits.items():
-            if limit is not None and not limit > 0:
-                raise ValueError(f"{name} is {limit}, expected more than 0")
+        check_limits(max_steps=max_steps, max_episodes=max_episodes, max_seconds=max_seconds)
         if max_episodes is not None and self._max_policy_lag:
             raise ValueError(
                 "max_episodes together with max_policy_lag > 0: a dropped chunk would leave a hole "
@@ -236,15 +202,15 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
             self._send(wanted, max_episodes, shares)
 
         try:
-            send(range(self._workers.batch_size))
-            while self._workers.under_way:
+            send(range(len(self.crew)))
+            while self.crew.under_way:
                 landed, lost = self._received()
                 self._send(lost, max_episodes, shares)
-                if self._is_together and self._workers.under_way:
+                if self._is_together and self.crew.under_way:
                     landed += self._received_all(max_episodes, shares)
                 chunks = []
                 for worker, report in landed:
-                    chunk, own = report.chunk, self._rows(worker)
+                    chunk, own = report.chunk, self.crew.envs(worker)
                     self._failures.extend(report.failures)
                     if self._is_stale(chunk):
                         self._dropped += chunk.num_steps
@@ -264,8 +230,8 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
                 if chunks:
                     yield _joined(chunks)
                 if self._is_together:
-                    send(range(self._workers.batch_size))
-            if len(idle) < self._workers.batch_size:
+                    send(range(len(self.crew)))
+            if len(idle) < len(self.crew):
                 self._stopped_by = "max_seconds"
             else:
                 self._stopped_by = "max_episodes" if shares is None or shares.any() else "max_steps"
@@ -288,44 +254,28 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
         lag = self._version - chunk.policy_version
         return self._max_policy_lag is not None and lag > self._max_policy_lag
 
-    def _rows(self, worker: int) -> slice:
-        first = self._first_envs[worker]
-        return slice(first, first + self._size)
-
     def _send(self, workers: Sequence[int], horizon: int | None, shares: Array | None) -> None:
-        if not workers:
-            return
-        orders = np.empty(len(workers), object)
-        for n, worker in enumerate(workers):
-            own = self._rows(worker)
-            orders[n] = Order(
-                ticks=self._chunk_length,
+        orders = {}
+        for worker in workers:
+            own = self.crew.envs(worker)
+            orders[worker] = Order(
+                ticks=self.chunk_length,
                 horizon=horizon,
                 steps=None if shares is None else shares[own].copy(),
                 begin=self._next_episodes[own].copy() if worker in self._anew else None,
             )
-        self._workers.send(orders, workers)
+        self.crew.send(orders)
 
     def _received(self) -> tuple[list[tuple[int, Report]], list[int]]:
         """Reports of workers, and which workers were lost and have to be told again."""
-        time_step, workers = self._workers.recv(1)
-        landed, lost = [], []
-        for worker, step_type, report in zip(
-            workers.tolist(), time_step.step_type.tolist(), time_step.observation, strict=True
-        ):
-            if step_type == _MID:
-                landed.append((worker, report))
-                self._anew.discard(worker)
-                continue
-            lost.append(worker)  # the order that follows a LAST only has it built anew
-            self._anew.add(worker)
-            if step_type == FIRST and self._weights is not None:
-                self._workers.call("set_weights", *self._weights, env_ids=[worker])
-        return landed, lost
+        heard = self.crew.hear()
+        self._anew.difference_update(worker for worker, _ in heard.reports)
+        self._anew.update(heard.lost, heard.back)
+        return heard.reports, heard.lost + heard.back
 
     def _received_all(self, horizon: int | None, shares: Array | None) -> list[tuple[int, Report]]:
         reports: list[tuple[int, Report]] = []
-        while self._workers.under_way:
+        while self.crew.under_way:
             landed, lost = self._received()
             reports += landed
             self._send(lost, horizon, shares)
@@ -355,21 +305,10 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
         Raises:
           TypeError: the policy takes no weights.
         """
-        self._settle()
+        self.crew.settle()
         self._version += 1
-        self._weights = weights, self._version
-        self._setting = self._workers.post_call("set_weights", weights, self._version)
-        if not self._workers.under_way:
-            self._settle()
+        self.crew.tell("set_weights", weights, self._version)
         return self._version
-
-    def _settle(self) -> None:
-        setting, self._setting = self._setting, None
-        if setting is not None:
-            # Under "restart", an actor that was lost is given the weights when it is back.
-            lost = (ActorDied, EnvTimeout) if self._on_failure == "restart" else ()
-            with contextlib.suppress(*lost):
-                setting()
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -382,33 +321,31 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
             steps_per_second=self._num_steps / seconds if seconds else 0.0,
             policy_version=self._version,
             dropped_steps=self._dropped,
-            failures=[*self._failures, *self._workers.failures],
+            failures=[*self._failures, *self.crew.failures],
             stopped_by=self._stopped_by,
         )
 
     def close(self) -> None:
         """Closes the environments, then ends the actors. Twice is fine."""
-        self._workers.close()
+        self.crew.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def _constructors(
-    given: Callable[[], Any] | str | Sequence[Callable[[], Any] | str], num_envs: int
-) -> list[Callable[[], Any]]:
-    """One constructor for each environment."""
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    kinds = [
-        as_constructor(one, f"env_constructor[{i}]" if several else "env_constructor")
-        for i, one in enumerate(given if several else [given])  # type: ignore[arg-type]
-    ]
-    if not kinds or num_envs % len(kinds):
-        raise ValueError(
-            f"env_constructor has {len(kinds)} constructors, which do not share {num_envs} "
-            "environments evenly"
-        )
-    return kinds * (num_envs // len(kinds))
+def check_limits(**limits: float | None) -> None:
+    """Raises where there is none, or one of them makes no sense; says which."""
+    if all(limit is None for limit in limits.values()):
+        raise ValueError(f"collect() needs one of {', '.join(limits)}")
+    for name, limit in limits.items():
+        if limit is None:
+            continue
+        counted = name != "max_seconds"
+        if not isinstance(limit, numbers.Integral if counted else numbers.Real):
+            kind = "an int" if counted else "a number"
+            raise TypeError(f"{name} is {limit!r}, expected {kind}")
+        if not limit > 0:
+            raise ValueError(f"{name} is {limit}, expected more than 0")
 
 
 def _shares(max_steps: int, num_envs: int) -> Array:
@@ -419,15 +356,6 @@ def _shares(max_steps: int, num_envs: int) -> Array:
 def _steps_of_each(chunk: Chunk) -> Array:
     is_step = chunk.mask & (chunk.step_type != LAST)
     return np.asarray(np.count_nonzero(is_step, axis=0))
-
-
-def _of_a_chunk(step: float | None, reset: float | None, steps: int) -> float | None:
-    """Seconds that a worker may take for so many steps, each of which may be a reset."""
-    return None if step is None else steps * max(step, reset or 0.0) + _SPARE
-
-
-_SPARE = 30.0
-"""Seconds of a worker's own, for its policy and its rows."""
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:

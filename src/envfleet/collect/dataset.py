@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from envfleet import seeding
 from envfleet.collect import shards
 from envfleet.collect.columns import CUT, Columns, numpy_of
-from envfleet.collect.shards import Episodes, Shard
+from envfleet.collect.episodes import Episodes
+from envfleet.collect.shards import Shard
 
 Array = np.ndarray[Any, Any]
 

@@ -6,13 +6,14 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from envfleet.collect.columns import Columns
+from envfleet.collect.episodes import Episodes, NotWritten, Recording
 from envfleet.collect.rollout import LAST, Chunk
-from envfleet.collect.shards import Episodes, ShardWriter, end_at, reasons, sums
+from envfleet.collect.shards import ShardWriter, end_at, reasons, sums
 from envfleet.layout import Layout
 
 Array = np.ndarray[Any, Any]
@@ -20,20 +21,6 @@ Rows = dict[str, Array]
 
 FAILURE = "failure"
 """Why an episode was cut: its environment failed and was restarted."""
-
-
-class Recording(NamedTuple):
-    """How workers write.
-
-    Attributes:
-      directory: of the dataset.
-      shard_bytes: of rows in memory, after which a shard is written.
-      shard_seconds: after which one is written that holds less.
-    """
-
-    directory: str
-    shard_bytes: int
-    shard_seconds: float
 
 
 class Recorder:
@@ -176,14 +163,18 @@ class Recorder:
         """Writes the whole episodes that are there; gives them, when they are on disk.
 
         Raises:
-          OSError: they could not be written; they are still there.
+          NotWritten: they are still there.
         """
         if not self._whole:
             return Episodes.joined([])
         episodes = Episodes.joined([episodes for _, episodes in self._whole])
         rows = _joined([rows for rows, _ in self._whole])
         self._whole = [(rows, episodes)]
-        self._writer.write(self.columns.table(rows, reasons(episodes)), episodes)
+        table = self.columns.table(rows, reasons(episodes))
+        try:
+            self._writer.write(table, episodes)
+        except OSError as problem:
+            raise NotWritten(problem.errno, str(problem), self._recording.directory) from problem
         self._whole, self._bytes, self._since = [], 0, time.monotonic()
         return episodes
 

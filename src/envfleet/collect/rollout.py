@@ -11,7 +11,8 @@ it. The row of a last time step has the final observation and nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,6 +104,8 @@ class Rollout:
         self._actions = Layout(batch.action_spec(), "actions")
         self._now: Any = None
         self._horizon: int | None = None
+        self._done: Set[int] = frozenset()
+        self._attempts: dict[int, int] = {}
         self._episode = np.full(size, -1)
         self._next = self._env_ids.copy()  # of each environment, the number of its next episode
         self._t = np.zeros(size, np.int32)
@@ -116,16 +119,27 @@ class Rollout:
 
     # -- what there is to do -----------------------------------------------------------------------
 
-    def plan(self, horizon: int | None, steps: Array | None, begin: Array | None = None) -> None:
+    def plan(
+        self,
+        horizon: int | None,
+        steps: Array | None,
+        begin: Array | None = None,
+        done: Set[int] = frozenset(),
+        attempts: Mapping[int, int] | None = None,
+    ) -> None:
         """Says what is wanted from now on.
 
         Args:
-          begin: of each environment the first episode, where others before it are done: for one
-            that has not run yet.
           horizon: no episode from this number on is begun; None for no such number.
           steps: how many more steps each environment may take, int64 of shape ``(B,)``; None for
             no limit.
+          begin: of each environment the first episode, where others before it are done: for one
+            that has not run yet. The next ones count on from there.
+          done: episodes that are done, too, and not begun.
+          attempts: of episodes that are tried with another seed than their first, which.
         """
+        self._done |= done
+        self._attempts.update(attempts or {})
         self._horizon = horizon
         if begin is not None and self._now is None:
             self._next = begin.copy()
@@ -149,8 +163,24 @@ class Rollout:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, ticks: int) -> Chunk:
-        """Goes on for so many ticks; less where nothing is left to do.
+    @property
+    def running(self) -> dict[int, int]:
+        """The episodes that go on, and how many steps each has."""
+        if self._now is None:
+            return {}
+        begun = self._episode >= 0
+        return dict(zip(self._episode[begun].tolist(), self._t[begun].tolist(), strict=True))
+
+    @property
+    def observation(self) -> Any:
+        """What the environments show now: leaves of shape ``(B, *shape)``."""
+        return self._now.observation
+
+    def run(self, ticks: int, until: float = float("inf")) -> Chunk:
+        """Goes on for so many ticks; less where nothing is left to do, or time is up.
+
+        Args:
+          until: by `time.monotonic`; the tick in which it passes is the last one.
 
         Raises:
           Exception: what an environment or the policy raised.
@@ -164,6 +194,8 @@ class Rollout:
         while tick < ticks and (present := self._present()).any():
             self._tick(rows, tick, present)
             tick += 1
+            if time.monotonic() >= until:
+                break
         return rows.chunk(tick)
 
     def _tick(self, rows: _Rows, tick: int, present: Array) -> None:
@@ -218,10 +250,14 @@ class Rollout:
         told: dict[int, tuple[int]] = {}
         for row in rows.tolist():
             number = int(self._next[row])
+            while number in self._done:
+                number += self._num_envs
+            self._next[row] = number
             if self._horizon is not None and number >= self._horizon:
                 self._episode[row] = -1
                 continue
-            env_seed, key = seeding.of_episode(self._seed, number)
+            attempt = self._attempts.get(number, 0)
+            env_seed, key = seeding.of_episode(self._seed, number, attempt)
             self._episode[row], self._keys[row], self._seeds[row] = number, key, env_seed
             self._next[row] += self._num_envs
             self._t[row], self._failed[row] = 0, False

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envfleet.collect.columns import CUT, Columns
+from envfleet.collect.episodes import Episodes
 
 Array = np.ndarray[Any, Any]
 
@@ -30,59 +31,6 @@ _STAGING = "_staging"
 _KEY = b"envfleet"
 _LAST = 2
 _ROW_GROUP_BYTES = 64 << 20
-
-
-class Episodes(NamedTuple):
-    """Episodes that have ended, in the order of their rows.
-
-    Attributes:
-      episode_id, env_id, length: int64 of shape ``(n,)``; the length in steps, one row less than
-        the episode has.
-      returns: float64 of shape ``(n,)``; the sum of the rewards, of all their leaves.
-      ended: float64 of shape ``(n,)``; seconds since the epoch.
-      cut: by the episode's id why it was cut short, of those that were.
-      attempts: by the episode's id which one it was, of those that are not of their first seed.
-    """
-
-    episode_id: Array
-    env_id: Array
-    length: Array
-    returns: Array
-    ended: Array
-    cut: dict[int, str]
-    attempts: dict[int, int]
-
-    @classmethod
-    def joined(cls, parts: list[Episodes]) -> Episodes:
-        """Those of all parts."""
-        if not parts:
-            none = np.zeros(0, np.int64)
-            return cls(none, none, none, np.zeros(0), np.zeros(0), {}, {})
-        ids, env_ids, lengths, returns, ended = (
-            np.concatenate([part[i] for part in parts]) for i in range(5)
-        )
-        cut = {k: reason for part in parts for k, reason in part.cut.items()}
-        attempts = {k: attempt for part in parts for k, attempt in part.attempts.items()}
-        return cls(ids, env_ids, lengths, returns, ended, cut, attempts)
-
-    def selected(self, chosen: Array) -> Episodes:
-        """Those at the places that are chosen, or true."""
-        ids, env_ids, lengths, returns, ended = (
-            column[chosen] for column in (self.episode_id, self.env_id, *self[2:5])
-        )
-        kept = {*ids.tolist()} if self.cut or self.attempts else set()
-        cut = {k: reason for k, reason in self.cut.items() if k in kept}
-        attempts = {k: attempt for k, attempt in self.attempts.items() if k in kept}
-        return Episodes(ids, env_ids, lengths, returns, ended, cut, attempts)
-
-    @property
-    def num_steps(self) -> int:
-        """Of all of them."""
-        return int(self.length.sum())
-
-    def first_rows(self) -> Array:
-        """Where each begins in the shard, and where the last one ends: shape ``(n + 1,)``."""
-        return np.concatenate([[0], np.cumsum(self.length + 1)])
 
 
 class Shard(NamedTuple):

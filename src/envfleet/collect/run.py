@@ -1,0 +1,356 @@
+"""Run: a crew collects into a dataset until what was asked for is on disk, and nothing else."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from envfleet.collect import shards
+from envfleet.collect.columns import Columns
+from envfleet.collect.crew import Crew
+from envfleet.collect.dataset import FAILURES
+from envfleet.collect.episodes import Recording
+from envfleet.collect.ledger import End, Ledger
+from envfleet.collect.progress import Snapshot
+from envfleet.collect.worker import Order, Recorded
+from envfleet.errors import EnvFailure
+
+_log = logging.getLogger("envfleet")
+
+_BY_LIMIT = ("max_steps", "max_seconds")
+"""Why an episode was cut that a later run takes from its beginning again."""
+
+
+class Run:
+    """One run, from what stands in the directory to its end.
+
+    Args:
+      crew: who collects; nobody has begun.
+      recording: how, and where to.
+      columns: of the dataset.
+      ledger: knows what stands in the directory, and what was asked for; see `take_stock`.
+      ticks: of a chunk.
+      max_seconds: of this run.
+      show: takes a `Snapshot` now and then.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        recording: Recording,
+        columns: Columns,
+        ledger: Ledger,
+        *,
+        ticks: int,
+        max_seconds: float | None,
+        show: Callable[[Snapshot], None] | None,
+    ) -> None:
+        self._crew, self._recording, self._columns, self._ticks = crew, recording, columns, ticks
+        self._directory = Path(recording.directory)
+        self._max_seconds, self._show = max_seconds, show
+        self._ledger = ledger
+        self._sent: dict[int, Order] = {}
+        self._idle_by: dict[int, int | None] = {}
+        """Workers with nothing to do up to a horizon."""
+        self._fresh = set(range(len(crew)))  # who knows nothing of what is done
+        self._signal: int | None = None
+        self._returns: collections.deque[float] = collections.deque(maxlen=100)
+        self._rates: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
+        self.num_failures = self.num_steps = self.num_shards = self._crew_failures = 0
+        self._began = time.monotonic()
+
+    # -- the whole of it ---------------------------------------------------------------------------
+
+    def go(self) -> str:
+        """Collects; gives the rule that ended it, or the name of the signal that did.
+
+        Raises:
+          NotWritten: a shard could not be written; says what stands.
+          Exception: what an environment or the policy raised.
+        """
+        try:
+            with self._signals():
+                ended_by = self._until_enough()
+        except BaseException:
+            self._save()
+            raise
+        shards.remove_staging(self._directory)
+        return ended_by
+
+    def _until_enough(self) -> str:
+        self._began = time.monotonic()
+        self._crew.tell("record", self._recording)
+        while True:
+            while (end := self._ledger.end()) is None and (stop := self._stopped()) is None:
+                self._go_on()
+                self._hear()
+            self._finish(end, None if end else stop)
+            if end is None:
+                trim(self._directory, self._columns, self._ledger.end())
+                return str(stop)
+            end = self._ledger.end()  # a worker may have been lost meanwhile
+            if end is not None and self._ledger.is_on_disk(end):
+                trim(self._directory, self._columns, end)
+                return end.rule
+
+    def _stopped(self) -> str | None:
+        if self._signal is not None:
+            return signal.Signals(self._signal).name
+        if self._max_seconds is not None and self.seconds >= self._max_seconds:
+            return "max_seconds"
+        return None
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    # -- orders and reports ------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Gives work to all who are free and have some left."""
+        free = [w for w in range(len(self._crew)) if w not in self._crew.under_way]
+        is_stuck = len(free) == len(self._crew) and len(self._idle_by) == len(free)
+        horizon = self._ledger.horizon(self._crew.num_envs, is_stuck)
+        orders = {}
+        for worker in free:
+            if self._idle_by.get(worker, -1) == horizon and not is_stuck:
+                continue
+            self._idle_by.pop(worker, None)
+            orders[worker] = self._order(worker, horizon)
+        self._send(orders)
+
+    def _order(self, worker: int, horizon: int | None) -> Order:
+        own = self._crew.envs(worker)
+        envs = range(own.start, own.stop)
+        order = Order(
+            ticks=self._ticks,
+            horizon=horizon,
+            steps=self._ledger.budgets(envs, self._crew.num_envs),
+            seconds=_SECONDS,
+        )
+        if worker not in self._fresh:
+            return order
+        begin, done = self._ledger.begin(self._crew.num_envs)
+        return order._replace(
+            begin=begin[own],
+            done=frozenset(k for k in done if k % self._crew.num_envs in envs),
+            attempts=self._ledger.attempts(),
+        )
+
+    def _send(self, orders: dict[int, Order]) -> None:
+        self._sent.update(orders)
+        self._crew.send(orders)
+
+    def _hear(self) -> None:
+        """Takes what has come in; at least one worker is under way."""
+        if not self._crew.under_way:
+            return
+        heard = self._crew.hear()
+        for worker, report in heard.reports:
+            self._fresh.discard(worker)
+            self._note(report.failures)
+            if report.is_idle:
+                self._idle_by[worker] = self._sent[worker].horizon
+            self._take(worker, report.recorded)
+        for worker in heard.lost:
+            self._ledger.lose(worker)
+            self._fresh.add(worker)
+            self._idle_by.pop(worker, None)
+            self._send({worker: self._order(worker, 0)})  # has it built anew
+        self._note(self._crew.failures_since(self._crew_failures))
+        self._crew_failures = self._crew.num_failures
+        for worker in heard.back:
+            self._ledger.lose(worker)
+            self._fresh.add(worker)
+            self._find(worker)
+        self._tell()
+
+    def _take(self, worker: int, recorded: Recorded) -> None:
+        ledger = self._ledger
+        self.num_steps += recorded.num_steps
+        ledger.add_ended(worker, recorded.ended)
+        if len(recorded.written.length):
+            self.num_shards += 1
+            ledger.add_written(recorded.written, worker)
+        ledger.running[worker] = recorded.running
+        self._returns.extend(recorded.ended.returns[-100:].tolist())
+        if recorded.problem is not None:
+            raise recorded.problem
+
+    def _find(self, worker: int) -> None:
+        """Finds what a worker that was lost had written and could not say any more."""
+        for name in shards.names(self._directory):
+            if name.startswith(f"shard-{worker:04d}-"):
+                self._ledger.add_written(shards.read(self._directory / name).episodes)
+
+    # -- beginning and end -------------------------------------------------------------------------
+
+    def _finish(self, end: End | None, stop: str | None) -> None:
+        """Has everything written that ended, and what goes on where it is cut."""
+        self._quiesce()
+        cut: dict[int, dict[int, int]] = {}
+        if stop == "max_seconds":
+            cut = {w: {k: n for k, n in one.items() if n} for w, one in self._running()}
+        elif end is not None and end.steps:
+            cut = {w: {end.episode: end.steps} for w, one in self._running() if end.episode in one}
+        for worker in range(len(self._crew)):
+            if worker in self._fresh and not self._ledger.waiting[worker]:
+                continue
+            self._idle_by.pop(worker, None)
+            order = self._order(worker, 0)
+            self._send(
+                {
+                    worker: order._replace(
+                        steps=np.zeros(self._crew.envs_per_worker, np.int64),
+                        seconds=0.0,
+                        flush=True,
+                        cut=cut.get(worker, {}),
+                        reason=stop or "max_steps",
+                    )
+                }
+            )
+        self._quiesce()
+        self._idle_by.clear()
+
+    def _running(self) -> Iterable[tuple[int, dict[int, int]]]:
+        return self._ledger.running.items()
+
+    def _quiesce(self) -> None:
+        """Waits for all who are under way."""
+        while self._crew.under_way:
+            self._hear()
+
+    def _save(self) -> None:
+        """After a failure: has those that still can write what ended."""
+        for worker in range(len(self._crew)):
+            with contextlib.suppress(Exception):
+                self._crew.ask("flush", worker=worker)
+
+    # -- what is said of it ------------------------------------------------------------------------
+
+    def _note(self, failures: Any) -> None:
+        self.num_failures += len(failures)
+        if failures:
+            with contextlib.suppress(OSError), open(self._directory / FAILURES, "a") as file:
+                for failure in failures:
+                    file.write(json.dumps(_line(failure)) + "\n")
+
+    def _tell(self) -> None:
+        if self._show is None:
+            return
+        now = self.seconds
+        self._rates.append((now, self.num_steps))
+        (since, before), ledger = self._rates[0], self._ledger
+        rate = (self.num_steps - before) / (now - since) if now > since else 0.0
+        fraction = max(
+            [
+                done / asked
+                for done, asked in (
+                    (ledger.num_steps, ledger.max_steps),
+                    (ledger.num_ended, ledger.max_episodes),
+                    (now, self._max_seconds),
+                )
+                if asked
+            ]
+        )
+        self._show(
+            Snapshot(
+                num_steps=ledger.num_steps,
+                num_episodes=ledger.num_ended,
+                seconds=now,
+                steps_per_second=rate,
+                mean_return=float(np.mean(self._returns)) if self._returns else None,
+                num_failures=self.num_failures,
+                fraction=min(fraction, 1.0),
+                seconds_left=now * (1 / fraction - 1) if 0 < fraction < 1 else None,
+                num_shards=self.num_shards,
+            )
+        )
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run in good order; the second of them at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _ENDING}
+
+        def note(number: int, frame: FrameType | None) -> None:
+            del frame
+            if self._signal is not None:
+                raise KeyboardInterrupt
+            self._signal = number
+
+        for number in _ENDING:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+_SECONDS = 0.5
+"""For how long a worker goes on by itself."""
+
+
+def _line(failure: EnvFailure) -> dict[str, Any]:
+    return {"time": round(time.time(), 2), "line": failure.line()}
+
+
+# -- what stands in a directory --------------------------------------------------------------------
+
+
+def take_stock(
+    directory: Path, columns: Columns, max_steps: int | None, max_episodes: int | None
+) -> Ledger:
+    """What stands there, of runs that have ended; what they cut short at their end is taken away.
+
+    Not where it is just what is asked for.
+    """
+    shards.fence(directory)
+    found = [shards.read(directory / name) for name in shards.names(directory)]
+    everything, whole = Ledger(max_steps, max_episodes), Ledger(max_steps, max_episodes)
+    for shard in found:
+        everything.add_written(shard.episodes)
+    end = everything.end()
+    last = None if end is None or end.steps else end.episode - 1
+    cut = {k: why for shard in found for k, why in shard.episodes.cut.items() if why in _BY_LIMIT}
+    if not cut or cut == {last: "max_steps"}:
+        return everything
+    for shard in found:
+        kept = ~np.isin(shard.episodes.episode_id, [*cut])
+        if not kept.all():
+            shards.rewrite(shard, columns, kept, {}, "")
+        whole.add_written(shard.episodes.selected(kept))
+    return whole
+
+
+def trim(directory: Path, columns: Columns, end: End | None) -> None:
+    """Takes away what is beyond the end: those that were faster had gone on."""
+    if end is None or end.rule != "max_steps":
+        return
+    for name in shards.names(directory):
+        shard = shards.read(directory / name)
+        ids, lengths = shard.episodes.episode_id, shard.episodes.length
+        is_last = (ids == end.episode) & (end.steps > 0)
+        kept = (ids < end.episode) | is_last
+        steps = {end.episode: end.steps} if (is_last & (lengths > end.steps)).any() else {}
+        if steps or not kept.all():
+            shards.rewrite(shard, columns, kept, steps, "max_steps")

@@ -1,0 +1,185 @@
+"""A dataset as others read it: pyarrow, pandas, polars and Ray Data, which know nothing of us."""
+
+from __future__ import annotations
+
+import json
+
+import dm_env
+import numpy as np
+import pytest
+from dm_env import specs
+
+from envfleet.specs import sample
+
+pa = pytest.importorskip("pyarrow")
+
+import pyarrow.dataset  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+from envfleet.collect.columns import Columns  # noqa: E402
+from envfleet.collect.dataset import Dataset  # noqa: E402
+from envfleet.collect.episodes import Episodes  # noqa: E402
+from envfleet.collect.shards import ShardWriter, end_at, reasons, sums  # noqa: E402
+
+SEED = 7
+REWARD = specs.Array((), np.float64)
+DISCOUNT = specs.BoundedArray((), np.float64, 0.0, 1.0)
+TEXTS = ["", "plain", "größer\n", "a 'quoted' one", "日本語"]
+
+CARTPOLE = (
+    specs.BoundedArray((4,), np.float32, [-4.8, -np.inf, -0.42, -np.inf], [4.8, np.inf, 0.42, 9]),
+    specs.DiscreteArray(2, np.int64),
+)
+NESTED = (
+    {
+        "arm": {
+            "angle": specs.BoundedArray((), np.float64, -3.0, 3.0),
+            "is_held": specs.Array((), np.bool_),
+            "touched": specs.Array((3,), np.bool_),
+        },
+        "count": specs.BoundedArray((), np.int16, -5, 5),
+        "grid": specs.BoundedArray((2, 3), np.uint8, 0, 9),
+        "mission": specs.StringArray(()),
+    },
+    {"move": specs.BoundedArray((2,), np.float32, -1, 1), "jump": specs.DiscreteArray(3)},
+)
+
+
+def write_dataset(
+    directory,
+    observation,
+    action,
+    *,
+    shards=((3, 5), (1, 4)),
+    cut=None,
+    attempts=None,
+    reward=REWARD,
+    discount=DISCOUNT,
+):
+    """A dataset of random values, and the rows that were written, of each shard.
+
+    Args:
+      shards: of each the lengths of its episodes, which are numbered through.
+      cut, attempts: as of `Episodes`.
+    """
+    directory.mkdir()
+    columns = Columns.of(dm_env.TimeStep(None, reward, discount, observation), action)
+    manifest = {"format": 1, "seed": SEED, "columns": columns.to_json()}
+    (directory / "dataset.json").write_text(json.dumps(manifest))
+    random = np.random.default_rng(0)
+    written, first = [], 0
+    for worker, lengths in enumerate(shards):
+        ids = np.arange(first, first + len(lengths))
+        first += len(lengths)
+        size = np.asarray(lengths) + 1
+        ends = np.cumsum(size) - 1
+        rows = {
+            "episode_id": np.repeat(ids, size),
+            "env_id": np.repeat(ids % 2, size).astype(np.int32),
+            "t": np.concatenate([np.arange(n, dtype=np.int32) for n in size]),
+            "step_type": np.ones(sum(size), np.int8),
+            "terminated": np.zeros(sum(size), bool),
+            "truncated": np.zeros(sum(size), bool),
+            "policy_version": np.repeat(ids, size).astype(np.int32) + 3,
+        }
+        rows["step_type"][ends - size + 1] = 0
+        for leaf in columns.leaves:
+            if leaf.dtype.hasobject:
+                rows[leaf.name] = random.choice(np.array(TEXTS, object), sum(size))
+            elif leaf.minimum is None:
+                rows[leaf.name] = sample(specs.Array(leaf.shape, leaf.dtype), random, (sum(size),))
+            else:
+                rows[leaf.name] = sample(leaf, random, (sum(size),))
+        for end, number in zip(ends.tolist(), ids.tolist(), strict=True):
+            end_at(rows, end, columns)
+            if number not in (cut or {}):
+                rows["terminated"][end - 1], rows["truncated"][end - 1] = number % 2, not number % 2
+        episodes = Episodes(
+            ids,
+            ids % 2,
+            np.asarray(lengths),
+            sums(rows, ends - size + 1, columns),
+            np.full(len(ids), 1e9),
+            {k: reason for k, reason in (cut or {}).items() if k in ids},
+            {k: attempt for k, attempt in (attempts or {}).items() if k in ids},
+        )
+        writer = ShardWriter(directory, columns, worker, "node")
+        writer.write(columns.table(rows, reasons(episodes)), episodes)
+        writer.close()
+        written.append(rows)
+    return Dataset(directory), written
+
+
+def bits(array):
+    """What two arrays that are the same to the last bit have in common."""
+    array = np.asarray(array)
+    values = array.tolist() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+    return array.dtype, array.shape, values
+
+
+@pytest.fixture
+def found(tmp_path):
+    """A dataset with what a writer that was killed leaves, and what was written to it."""
+    dataset, written = write_dataset(tmp_path / "data", *NESTED, cut={1: "max_steps"})
+    left = dataset.path / "_staging" / "0001-abc"
+    left.mkdir(parents=True)
+    (left / "shard-0001-abc-000003.parquet").write_bytes(b"PAR1 half a shard")
+    (dataset.path / "report.html").write_text("<html>")
+    rows = {name: np.concatenate([rows[name] for rows in written]) for name in written[0]}
+    return dataset, rows
+
+
+def check_table(table, rows):
+    """Whether an Arrow table, in any order of shards, has the rows."""
+    assert table.column("cut").to_pylist().count("max_steps") == 1
+    for name, expected in rows.items():
+        column = table.column(name)
+        if expected.ndim > 1:
+            assert isinstance(column.type, pa.FixedShapeTensorType), name
+            assert bits(column.combine_chunks().to_numpy_ndarray()) == bits(expected), name
+        else:
+            assert bits(column.to_numpy()) == bits(expected), name
+
+
+def test_pyarrow_reads_the_directory_as_one_dataset(found):
+    dataset, rows = found
+    opened = pyarrow.dataset.dataset(dataset.path, exclude_invalid_files=True, format="parquet")
+    assert len(opened.files) == 2
+    check_table(opened.to_table(), rows)
+
+
+def test_pyarrow_parquet_reads_every_shard(found):
+    dataset, rows = found
+    tables = [pq.read_table(path) for path in sorted(dataset.path.glob("*.parquet"))]
+    check_table(pa.concat_tables(tables), rows)
+
+
+def test_pandas_reads_every_shard_with_tensors_flat(found):
+    pandas = pytest.importorskip("pandas")
+    dataset, rows = found
+    frame = pandas.concat(map(pandas.read_parquet, sorted(dataset.path.glob("*.parquet"))))
+    assert [*frame.columns] == dataset.columns.schema.names
+    for name, expected in rows.items():
+        values = frame[name].tolist()
+        if expected.ndim > 1:
+            assert bits(np.stack(values)) == bits(expected.reshape(len(expected), -1)), name
+        else:
+            assert values == expected.tolist(), name
+
+
+def test_polars_reads_all_shards_by_a_pattern(found):
+    polars = pytest.importorskip("polars")
+    dataset, rows = found
+    frame = polars.read_parquet(dataset.path / "*.parquet")
+    assert frame.columns == dataset.columns.schema.names
+    for name, expected in rows.items():
+        values = np.array(frame[name].to_list(), expected.dtype).reshape(expected.shape)
+        assert bits(values) == bits(expected), name
+
+
+def test_ray_data_reads_the_directory_with_tensors_in_shape(found, session_ray):
+    ray_data = pytest.importorskip("ray.data")
+    dataset, rows = found
+    batch = ray_data.read_parquet(str(dataset.path)).sort(["episode_id", "t"]).take_batch(100)
+    for name, expected in rows.items():
+        assert bits(batch[name]) == bits(expected), name
