@@ -109,9 +109,9 @@ policy       random
 run          max_steps 1000, envs 4
 versions     envfleet 0.3.0, numpy 2.4.0
 
-        mean   std  min    max
-return   251   495  1.5  1,240
-length    40  48.2    5    130
+        mean  std  min    max
+return   251  495  1.5  1,240
+length    40   48    5    130
 
                      episodes
 ended by themselves         3  60.0%
@@ -125,20 +125,20 @@ worker 0 on node-a     20  10.0%         3
 failures  1
           env 1 failed in step: ValueError: no
 
-column             type     shape  bounds
-episode_id         int64    ()
-env_id             int32    ()
-t                  int32    ()
-step_type          int8     ()
-observation.arm    float32  (2,)   -1.5 to 1.5
-observation.text   str      ()
-action             int32    ()     0 to 3
-reward             float64  ()
-discount           float64  ()     0 to 1
-terminated         bool     ()
-truncated          bool     ()
-policy_version     int32    ()
-cut                str      ()
+column            type     shape  bounds
+episode_id        int64    ()
+env_id            int32    ()
+t                 int32    ()
+step_type         int8     ()
+observation.arm   float32  (2,)   -1.5 to 1.5
+observation.text  str      ()
+action            int32    ()     0 to 3
+reward            float64  ()
+discount          float64  ()     0 to 1
+terminated        bool     ()
+truncated         bool     ()
+policy_version    int32    ()
+cut               str      ()
 """
     )
 
@@ -194,8 +194,8 @@ def test_lines_are_short_whatever_they_say(tmp_path):
     made.failed(json.dumps({"line": "words of it " * 500}))
     text = made.text()
     assert "and 990 more" in text
-    assert "".join(text.split()).count("n" * 130 + "deep") == 0
-    assert text.count("p" * 60) >= 1
+    assert text.count("n" * 20) >= 3, "a long name is to be broken, not cropped"
+    assert len(re.findall("p{20,}", text)) >= 3
     assert re.sub(r"\s", "", text.partition("\n\n")[0]).endswith("long-" * 40)
 
 

@@ -18,10 +18,11 @@ import importlib
 import inspect
 import io
 import logging
+import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -157,6 +158,25 @@ def _pickled(name: str, value: Any, lost: list[str]) -> bytes | None:
 
 Operative = dict[tuple[str, str], dict[str, str]]
 """By scope and selector the parameters that a configurable was called with, as gin writes them."""
+
+
+def parse(files: Sequence[str], bindings: Sequence[str]) -> None:
+    """Reads gin files, then bindings, and checks that what they refer to is there.
+
+    Raises:
+      Exception: gin's; says where.
+    """
+    for path in files:
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"no such gin file: {path}")
+    gin.parse_config_files_and_bindings([*files], [*bindings])
+    # Not locked: modules that are imported later, an environment's say, register what they have.
+    _gin._set_config_is_locked(False)
+
+
+def required() -> list[str]:
+    """What is bound to `gin.REQUIRED`, which stands for a value that someone has yet to give."""
+    return [key for key, value in _bindings() if value is gin.REQUIRED]
 
 
 def bound(selector: str, parameter: str) -> Any:

@@ -107,11 +107,18 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
             ("num_actors", num_actors),
             ("envs_per_actor", envs_per_actor),
             ("chunk_length", chunk_length),
+            ("max_episode_steps", 1 if max_episode_steps is None else max_episode_steps),
         ):
+            if not isinstance(value, numbers.Integral):
+                raise TypeError(f"{name} is {value!r}, expected an int")
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
         if max_policy_lag is not None and max_policy_lag < 0:
             raise ValueError(f"max_policy_lag is {max_policy_lag}, expected at least 0, or None")
+        if policy is not None and not (callable(policy) or hasattr(policy, "action")):
+            raise TypeError(
+                f"policy is a {type(policy).__qualname__}, expected its constructor or one itself"
+            )
         self.seed = seeding.root(seed)
         self._max_policy_lag = max_policy_lag
         self.chunk_length = chunk_length

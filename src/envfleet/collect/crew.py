@@ -61,7 +61,9 @@ class Crew:
     ) -> None:
         self.num_envs = num_actors * envs_per_actor
         self.policy = policy
-        self.constructors = constructors = _constructors(env_constructor, self.num_envs)
+        several = isinstance(env_constructor, Sequence) and not isinstance(env_constructor, str)
+        self.env_constructors: list[Any] = [*env_constructor] if several else [env_constructor]  # type: ignore[misc]
+        constructors = _constructors(self.env_constructors, self.num_envs)
         of_envs = functools.partial(
             ParallelPyEnvironment,
             on_failure=on_failure,
@@ -206,13 +208,12 @@ class Crew:
 
 
 def _constructors(
-    given: Callable[[], Any] | str | Sequence[Callable[[], Any] | str], num_envs: int
+    given: Sequence[Callable[[], Any] | str], num_envs: int
 ) -> list[Callable[[], Any]]:
     """One constructor for each environment."""
-    several = isinstance(given, Sequence) and not isinstance(given, str)
     kinds = [
-        as_constructor(one, f"env_constructor[{i}]" if several else "env_constructor")
-        for i, one in enumerate(given if several else [given])  # type: ignore[arg-type]
+        as_constructor(one, f"env_constructor[{i}]" if len(given) > 1 else "env_constructor")
+        for i, one in enumerate(given)
     ]
     if not kinds or num_envs % len(kinds):
         raise ValueError(

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envfleet import gin_state
 from envfleet.collect.collector import Collector, check_limits
+from envfleet.collect.crew import Crew
 from envfleet.collect.episodes import NotWritten, Recording
 from envfleet.collect.ledger import Ledger
+from envfleet.collect.policies import RandomPolicy
 
 if TYPE_CHECKING:
     from envfleet.collect.columns import Columns
@@ -39,6 +41,9 @@ _OF_THE_RUN = frozenset(
 
 _COLLECT, _COLLECTOR = "envfleet.collect", "envfleet.Collector"
 """Their names to gin."""
+
+
+_RUN = "run.json"
 
 
 class CollectResult(NamedTuple):
@@ -108,12 +113,9 @@ def collect(
     from envfleet.collect.run import Run, take_stock
 
     check_limits(max_steps=max_steps, max_episodes=max_episodes, max_seconds=max_seconds)
-    unknown = collector.keys() - inspect.signature(Collector).parameters.keys()
-    if unknown:
-        raise TypeError(f"collect() got an unknown argument: {', '.join(sorted(unknown))}")
+    _check_arguments(collector, shard_megabytes=shard_megabytes, shard_seconds=shard_seconds)
     directory = Path(output_dir).absolute()
-    _make(directory)
-    with _locked(directory), _display(progress) as show:
+    with _made(directory), _locked(directory), _display(progress) as show:
         identity = _identity(collector)
         ledger = Ledger(max_steps, max_episodes)
         before = _before(directory, resume, identity, collector)
@@ -153,6 +155,65 @@ def collect(
         return _result(directory, stopped_by, seconds, num_steps, num_failures)
 
 
+def plan(output_dir: str | os.PathLike[str], **collector: Any) -> str:
+    """What `collect` would do, and the configuration that it would do it by, as text.
+
+    Builds one environment and the policy, in this process, and takes a few steps; starts no actor
+    and writes nothing.
+
+    Raises:
+      Exception: what `collect` would raise about its arguments, an environment or the policy.
+    """
+    with _Planned(**collector) as planned:
+        assert isinstance(planned, _Planned)
+        for _ in planned.collect(max_steps=2):
+            pass
+        size = planned.crew.ask("bytes_per_step", worker=0)[0]
+        used = gin_state.operative_text([gin_state.operative()])
+        actors, each = planned.asked["num_actors"], planned.asked["envs_per_actor"]
+        central = planned.asked["inference"] == "central"
+        address = os.environ.get("RAY_ADDRESS")
+        options = planned.asked["actor_options"] or {}
+        lines = {
+            "to": f"{Path(output_dir).absolute()}",
+            "until": ", ".join(
+                f"{limit} = {value:,}"
+                for limit in ("max_steps", "max_episodes", "max_seconds")
+                if (value := gin_state.bound(_COLLECT, limit)) is not None
+            ),
+            "actors": f"{actors}, each with {each} environments: {actors * each} in all",
+            "policy": f"{words(planned.crew.policy or RandomPolicy)}, {'here' if central else 'in each actor'}",
+            "resources": f"of each actor: {options or '1 CPU'}",
+            "nodes": f"those of the Ray at {address}"
+            if address
+            else (f"this machine, {len(os.sched_getaffinity(0))} CPUs, unless a Ray runs here"),
+            "bytes per step": f"{size} of an environment, {size * actors * each:,} of all",
+        }
+        return used + "\n" + "\n".join(f"{name + ':':16}{text}" for name, text in lines.items())
+
+
+class _Planned(Collector):
+    """One environment of a collector, here; and how many there would be."""
+
+    def _hire(self, **arguments: Any) -> Crew:
+        self.asked = dict(arguments)
+        one = {"num_actors": 1, "envs_per_actor": 1, "inference": "actors", "backend": "local"}
+        if isinstance(arguments["env_constructor"], list | tuple):
+            one["env_constructor"] = arguments["env_constructor"][0]
+        return super()._hire(**{**arguments, **one})
+
+
+def _check_arguments(collector: Mapping[str, Any], **sizes: Any) -> None:
+    unknown = collector.keys() - inspect.signature(Collector).parameters.keys()
+    if unknown:
+        raise TypeError(f"collect() got an unknown argument: {', '.join(sorted(unknown))}")
+    for name, size in sizes.items():
+        if not isinstance(size, int | float):
+            raise TypeError(f"{name} is {size!r}, expected a number")
+        if not size > 0:
+            raise ValueError(f"{name} is {size}, expected more than 0")
+
+
 def check_pyarrow() -> None:
     """Raises `ModuleNotFoundError` where datasets cannot be written."""
     if importlib.util.find_spec("pyarrow") is None:
@@ -166,10 +227,27 @@ def check_pyarrow() -> None:
 # -- the directory ---------------------------------------------------------------------------------
 
 
-def _make(directory: Path) -> None:
+@contextlib.contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """Makes the directory; takes it away again where the run ends before it has a dataset.
+
+    Raises:
+      OSError: it cannot be made, or not be written to.
+    """
+    from envfleet.collect.dataset import MANIFEST
+
+    new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "cannot be written to", str(directory))
+    try:
+        yield
+    finally:
+        if not (directory / MANIFEST).exists():
+            (directory / _RUN).unlink(missing_ok=True)
+            if new:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
 
 
 @contextlib.contextmanager
@@ -183,8 +261,10 @@ def _locked(directory: Path) -> Iterator[None]:
             raise BlockingIOError(
                 errno.EAGAIN, "another process is writing a dataset here", str(directory)
             ) from None
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _before(
@@ -250,7 +330,7 @@ def _check_limits_of(directory: Path, **limits: int | None) -> None:
 
 def _read_run(directory: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((directory / "run.json").read_text()))
+        return dict(json.loads((directory / _RUN).read_text()))
     return {}
 
 
@@ -258,7 +338,7 @@ def _write_run(directory: Path, **said: Any) -> None:
     """What the latest run was asked for, and how it ended."""
     from envfleet.collect.dataset import write_aside
 
-    write_aside(directory / "run.json", json.dumps(said, indent=1) + "\n")
+    write_aside(directory / _RUN, json.dumps(said, indent=1) + "\n")
 
 
 # -- what is collected -----------------------------------------------------------------------------
@@ -282,6 +362,8 @@ def words(value: Any) -> str:
     """What stands for an argument in ``dataset.json``, in any process."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(words, value))}]"
+    if isinstance(value, str):
+        return value
     if hasattr(value, "func"):  # functools.partial
         keywords = [f"{name}={words(one)}" for name, one in value.keywords.items()]
         return f"{words(value.func)}({', '.join([*map(words, value.args), *keywords])})"
@@ -305,8 +387,8 @@ def _write_manifest(
         "format": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "seed": made.seed,
-        "environment": sorted({words(one) for one in made.crew.constructors}),
-        "policy": words(made.crew.policy) if made.crew.policy is not None else "RandomPolicy",
+        "environment": [words(one) for one in made.crew.env_constructors],
+        "policy": words(made.crew.policy or RandomPolicy),
         "identity": dict(identity),
         "columns": columns,
         "run": {"num_actors": len(made.crew), "num_envs": made.num_envs},

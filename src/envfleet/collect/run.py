@@ -132,13 +132,13 @@ class Run:
         self._send(orders)
 
     def _order(self, worker: int, horizon: int | None) -> Order:
-        own = self._crew.envs(worker)
+        own, limit = self._crew.envs(worker), self._max_seconds
         envs = range(own.start, own.stop)
         order = Order(
             ticks=self._ticks,
             horizon=horizon,
             steps=self._ledger.budgets(envs, self._crew.num_envs),
-            seconds=_SECONDS,
+            seconds=_SECONDS if limit is None else min(_SECONDS, max(limit - self.seconds, 0.0)),
         )
         if worker not in self._fresh:
             return order
