@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import time
+
 import dm_env
+import gin
 import numpy as np
 from dm_env import specs
 
 
+@gin.register
 class SeededEnv(dm_env.Environment):
     """Everything that it shows follows from the seed that it was given for the episode.
 
@@ -14,8 +19,9 @@ class SeededEnv(dm_env.Environment):
     is its action.
     """
 
-    def __init__(self):
+    def __init__(self, seconds=0.0):
         self.next_seed = -1
+        self.seconds = seconds
 
     def seed(self, seed):
         self.next_seed = seed
@@ -25,6 +31,8 @@ class SeededEnv(dm_env.Environment):
         return dm_env.restart(self.shown())
 
     def step(self, action):
+        if self.seconds:
+            time.sleep(self.seconds)
         self.t += 1
         if self.t < 2 + self.episode_seed % 8:
             return dm_env.transition(float(action), self.shown())
@@ -119,3 +127,66 @@ class Told:
     def action(self, time_step):
         assert len(time_step.step_type) == self.batch_size
         return np.full(self.batch_size, self.seed % 100)
+
+
+class Endless(SeededEnv):
+    """Its episodes do not end."""
+
+    def step(self, action):
+        self.t += 1
+        return dm_env.transition(0.0, self.shown())
+
+    def action_spec(self):
+        return specs.DiscreteArray(2)
+
+
+class Slow(SeededEnv):
+    """A step takes 10 ms."""
+
+    def __init__(self):
+        super().__init__(0.01)
+
+
+@gin.register
+class Noted(SeededEnv):
+    """What it shows is how long its note is."""
+
+    def __init__(self, note="-"):
+        super().__init__()
+        self.note = note
+
+    def shown(self):
+        return {"seed": np.int64(0), "t": np.int64(len(self.note))}
+
+
+class Structured(dm_env.Environment):
+    """Nested observations and actions, with a text and an array of size zero; 3 steps."""
+
+    def reset(self):
+        self.t = 0
+        return dm_env.restart(self.shown("begin"))
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 3:
+            return dm_env.termination(1.0, self.shown("end"))
+        return dm_env.transition(1.0, self.shown("go"))
+
+    def shown(self, word):
+        image = np.full((2, 3), self.t, np.uint8)
+        return {"words": word, "arm": {"image": image}, "nothing": np.zeros(0, np.float32)}
+
+    def observation_spec(self):
+        return {
+            "words": specs.StringArray((), name="words"),
+            "arm": {"image": specs.BoundedArray((2, 3), np.uint8, 0, 255)},
+            "nothing": specs.Array((0,), np.float32),
+        }
+
+    def action_spec(self):
+        return specs.DiscreteArray(3), specs.BoundedArray((2,), np.float32, -1, 1)
+
+
+def failing_once(fault, path, after=3):
+    """A constructor of `FailsOnce`."""
+    return functools.partial(FailsOnce, fault, str(path), after)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from envfleet.specs import sample
+from envfleet.specs import bound, sample
 
 pa = pytest.importorskip("pyarrow")
 
@@ -63,13 +63,10 @@ def write_dataset(
       shards: of each the lengths of its episodes, which are numbered through.
       cut, attempts: as of `Episodes`.
     """
-    directory.mkdir()
     columns = Columns.of(dm_env.TimeStep(None, reward, discount, observation), action)
-    manifest = {"format": 1, "seed": SEED, "columns": columns.to_json()}
-    (directory / "dataset.json").write_text(json.dumps(manifest))
     random = np.random.default_rng(0)
     written, first = [], 0
-    for worker, lengths in enumerate(shards):
+    for lengths in shards:
         ids = np.arange(first, first + len(lengths))
         first += len(lengths)
         size = np.asarray(lengths) + 1
@@ -85,21 +82,28 @@ def write_dataset(
         }
         rows["step_type"][ends - size + 1] = 0
         for leaf in columns.leaves:
-            if leaf.dtype.hasobject:
-                rows[leaf.name] = random.choice(np.array(TEXTS, object), sum(size))
-            elif leaf.minimum is None:
-                rows[leaf.name] = sample(specs.Array(leaf.shape, leaf.dtype), random, (sum(size),))
-            else:
-                rows[leaf.name] = sample(leaf, random, (sum(size),))
+            rows[leaf.name] = _random_values(leaf, random, sum(size))
         for end, number in zip(ends.tolist(), ids.tolist(), strict=True):
             end_at(rows, end, columns)
             if number not in (cut or {}):
                 rows["terminated"][end - 1], rows["truncated"][end - 1] = number % 2, not number % 2
+        written.append(rows)
+    return write_rows(directory, columns, written, cut, attempts), written
+
+
+def write_rows(directory, columns, shards, cut=None, attempts=None):
+    """A dataset of these rows, by column, of each shard."""
+    directory.mkdir()
+    manifest = {"format": 1, "seed": SEED, "columns": columns.to_json()}
+    (directory / "dataset.json").write_text(json.dumps(manifest))
+    for worker, rows in enumerate(shards):
+        last = np.flatnonzero(rows["step_type"] == 2)
+        ids = rows["episode_id"][last]
         episodes = Episodes(
             ids,
-            ids % 2,
-            np.asarray(lengths),
-            sums(rows, ends - size + 1, columns),
+            rows["env_id"][last].astype(np.int64),
+            rows["t"][last].astype(np.int64),
+            sums(rows, [0, *(last[:-1] + 1)], columns),
             np.full(len(ids), 1e9),
             {k: reason for k, reason in (cut or {}).items() if k in ids},
             {k: attempt for k, attempt in (attempts or {}).items() if k in ids},
@@ -107,8 +111,19 @@ def write_dataset(
         writer = ShardWriter(directory, columns, worker, "node")
         writer.write(columns.table(rows, reasons(episodes)), episodes)
         writer.close()
-        written.append(rows)
-    return Dataset(directory), written
+    return Dataset(directory)
+
+
+def _random_values(leaf, random, number):
+    shape = (number, *leaf.shape)
+    if leaf.dtype.hasobject:
+        return random.choice(np.array(TEXTS, object), shape)
+    if leaf.dtype.kind in "iu":
+        low, high = bound(leaf, "minimum"), bound(leaf, "maximum")
+        return random.integers(low, high, shape, leaf.dtype, endpoint=True)
+    if leaf.minimum is None:
+        return sample(specs.Array(leaf.shape, leaf.dtype), random, (number,))
+    return sample(leaf, random, (number,))
 
 
 def bits(array):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import dm_env
 import numpy as np
@@ -75,6 +76,16 @@ class Made:
         return text
 
 
+@pytest.fixture
+def far_away(monkeypatch):
+    """Where clocks show another time."""
+    with monkeypatch.context() as context:
+        context.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 def said(text, name):
     """What stands beside a name, words apart."""
     found = re.search(rf"^{re.escape(name)}  +(.*)$", text, re.MULTILINE)
@@ -82,8 +93,7 @@ def said(text, name):
     return found[1].split()
 
 
-def test_all_that_is_known_is_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_all_that_is_known_is_said(tmp_path, far_away):
     made = Made(
         tmp_path / "run-7",
         created=CREATED,
@@ -155,8 +165,7 @@ def test_a_dataset_without_episodes_is_described(tmp_path):
     assert said(text, "episodes") == ["0"]
     assert said(text, "shards") == ["0", "of", "0", "bytes"]
     assert said(text, "failures") == ["0"]
-    assert "nan" not in text
-    assert "collected" not in text
+    assert not re.search("nan|collected|return|ended|worker", text)
     report = report_of(load(made.path), "")
     assert len(report.ended) == len(report.cuts) == 0
     assert "No episode was collected." in render(report)

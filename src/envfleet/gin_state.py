@@ -207,8 +207,12 @@ def bindings() -> dict[str, str]:
 
 
 def config_text() -> str:
-    """The configuration that is in force here, as gin writes it."""
-    return str(gin.config_str())
+    """The configuration that is in force here, as gin writes it.
+
+    And in comments what gin leaves out, since it could not be read again: what is no literal.
+    """
+    left_out = [f"# {key} = {text}" for key, text in bindings().items() if text.startswith("<")]
+    return "\n".join([str(gin.config_str()), *left_out])
 
 
 def operative() -> Operative:

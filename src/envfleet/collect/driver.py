@@ -182,7 +182,8 @@ def plan(output_dir: str | os.PathLike[str], **collector: Any) -> str:
                 if (value := gin_state.bound(_COLLECT, limit)) is not None
             ),
             "actors": f"{actors}, each with {each} environments: {actors * each} in all",
-            "policy": f"{words(planned.crew.policy or RandomPolicy)}, {'here' if central else 'in each actor'}",
+            "policy": words(planned.crew.policy or RandomPolicy)
+            + (", here" if central else ", in each actor"),
             "resources": f"of each actor: {options or '1 CPU'}",
             "nodes": f"those of the Ray at {address}"
             if address

@@ -148,11 +148,11 @@ def _namespace(dataset_id: str) -> str | None:
 
 def _check(leaves: list[Column]) -> None:
     rewards = [leaf for leaf in leaves if leaf.part == "reward"]
-    if [(leaf.name, leaf.shape, leaf.dtype.hasobject) for leaf in rewards] != [
-        ("reward", (), False)
-    ]:
+    if [(leaf.name, leaf.shape) for leaf in rewards] != [("reward", ())]:
         found = ", ".join(f"{leaf.name} of shape {leaf.shape}" for leaf in rewards) or "none"
-        raise ValueError(f"Minari holds one number as the reward of a step, found {found}")
+        raise ValueError(
+            f"Minari holds one number as the reward of a step, and the dataset has {found}"
+        )
     for leaf in leaves:
         if not leaf.is_stored:
             raise ValueError(
@@ -169,10 +169,9 @@ def _spec(leaf: Column, dataset: Dataset) -> Any:
         longest, characters = _text(leaf.name, dataset)
         return TextArray(0, max(longest, _LONG), "".join(sorted(characters)))
     low, high = bound(leaf, "minimum"), bound(leaf, "maximum")
-    is_bounded = leaf.minimum is not None and leaf.maximum is not None
-    if leaf.dtype.kind in "iu" and not leaf.shape and is_bounded:
-        highest = np.iinfo(np.int64).max  # of Discrete: its size and what is one above it
-        if max(int(high) - int(low), int(high)) < highest:
+    is_integer = leaf.dtype.kind in "iu" and not leaf.shape and np.can_cast(leaf.dtype, np.int64)
+    if is_integer and leaf.minimum is not None and leaf.maximum is not None:
+        if int(high) - int(low) < np.iinfo(np.int64).max:  # the size of a Discrete is an int64
             return specs.BoundedArray((), np.int64, low, high, "Discrete")
     return specs.BoundedArray(leaf.shape, leaf.dtype, low, high)
 

@@ -94,16 +94,15 @@ class Recorder:
 
     def _by_env(self, chunk: Chunk) -> tuple[Rows, Array]:
         """The rows that mean something, of one environment after the other; and who failed."""
-        mask = chunk.mask.T
+        mask, ticks = chunk.mask.T, len(chunk.mask)
         everything = bool(mask.all())
 
         def ordered(column: Array) -> Array:
             turned = np.swapaxes(column, 0, 1)
             if not everything:
                 return np.asarray(turned[mask])
-            return np.ascontiguousarray(turned).reshape(-1, *column.shape[2:])
+            return np.ascontiguousarray(turned).reshape(turned.shape[0] * ticks, *column.shape[2:])
 
-        ticks = len(chunk.mask)
         rows = {
             "episode_id": ordered(chunk.episode),
             "env_id": ordered(np.broadcast_to(chunk.env_ids.astype(np.int32), (ticks, len(mask)))),

@@ -188,7 +188,7 @@ def sums(rows: Mapping[str, Array], first: Any, columns: Columns) -> Array:
     """Returns of episodes that begin at these rows: float64 of shape ``(n,)``."""
     total = np.zeros(len(first))
     for leaf in columns.leaves:
-        if leaf.part == "reward" and len(first):
+        if leaf.part == "reward" and leaf.is_stored and len(first):
             each = np.asarray(rows[leaf.name], np.float64).reshape(len(rows["t"]), -1).sum(axis=1)
             total += np.add.reduceat(each, first)
     return total

@@ -1,0 +1,687 @@
+"""`collect`: what stands in a dataset, however it was collected and whatever failed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import collecting
+import faults
+import gin
+import numpy as np
+import pytest
+from collecting import SeededEnv
+from test_collector import LAST, expected_episode
+
+pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as pq
+import ray
+
+from envfleet.collect import collect, load
+from envfleet.collect.shards import ShardWriter, fence
+
+ARRANGEMENTS = {
+    "one": {"backend": "local"},
+    "six in two": {"backend": "local", "num_actors": 2, "envs_per_actor": 3},
+    "on Ray": {"num_actors": 2, "envs_per_actor": 2},
+    "central": {"num_actors": 2, "envs_per_actor": 2, "inference": "central"},
+}
+arranged = pytest.mark.parametrize("how", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+HERE = {"backend": "local", "num_actors": 2, "envs_per_actor": 2}
+
+
+@pytest.fixture(autouse=True)
+def _on_ray(on_ray):
+    yield
+    gin.clear_config()
+
+
+def collected(directory, **kwargs):
+    kwargs = {"env_constructor": SeededEnv, "seed": 3, **kwargs}
+    result = collect(directory, **kwargs)
+    dataset = load(directory)
+    assert (result.num_steps, result.num_episodes) == (dataset.num_steps, len(dataset))
+    return result, dataset
+
+
+def rows_of(episode):
+    """As `expected_episode` has them."""
+    length = len(episode.reward)
+    rows = []
+    for t in range(length + 1):
+        ends = t == length - 1
+        here = (t, LAST if t == length else min(t, 1))
+        seen = (int(episode.observation["seed"][t]), int(episode.observation["t"][t]))
+        if t == length:
+            rows.append((*here, *seen, 0, 0.0, 0.0, False, False))
+        else:
+            done = int(episode.action[t]), float(episode.reward[t]), float(episode.discount[t])
+            flags = ends and episode.terminated, ends and episode.truncated
+            rows.append((*here, *seen, *done, *flags))
+    return rows
+
+
+def rows_by_episode(dataset):
+    found = {episode.episode_id: rows_of(episode) for episode in dataset}
+    assert len(found) == len(dataset)
+    return found
+
+
+def expected(number):
+    return {k: expected_episode(k) for k in range(number)}
+
+
+def expected_steps(number):
+    """The first so many steps of all episodes; the last one cut short, by truncation."""
+    found, k = {}, 0
+    while number:
+        rows = expected_episode(k)
+        length = len(rows) - 1
+        if length > number:
+            final = (number, LAST, *rows[number][2:4], 0, 0.0, 0.0, False, False)
+            rows = [*rows[: number - 1], (*rows[number - 1][:-2], False, True), final]
+        found[k] = rows
+        number -= len(rows) - 1
+        k += 1
+    return found
+
+
+# -- what stands in a dataset ----------------------------------------------------------------------
+
+
+@arranged
+def test_episodes_are_the_first_ones_however_they_are_collected(tmp_path, how):
+    result, dataset = collected(tmp_path / "set", max_episodes=23, **how)
+    assert rows_by_episode(dataset) == expected(23)
+    assert result.stopped_by == "max_episodes"
+    assert dataset.episodes().cut == {}
+
+
+@arranged
+def test_steps_are_the_first_ones_of_all_episodes_and_the_last_is_cut(tmp_path, how):
+    result, dataset = collected(tmp_path / "set", max_steps=101, **how)
+    assert result.num_steps == 101
+    assert result.stopped_by == "max_steps"
+    assert rows_by_episode(dataset) == expected_steps(101)
+    last = max(rows_by_episode(dataset))
+    assert dataset.episodes().cut == {last: "max_steps"}
+    assert [e.cut for e in dataset if e.cut] == ["max_steps"]
+    assert len(load(tmp_path / "set", include_cut=False)) == last
+
+
+def test_steps_that_end_with_an_episode_cut_none(tmp_path):
+    steps = sum(len(expected_episode(k)) - 1 for k in range(9))
+    _, dataset = collected(tmp_path / "set", max_steps=steps, **HERE)
+    assert rows_by_episode(dataset) == expected(9)
+    assert dataset.episodes().cut == {}
+
+
+def test_the_first_rule_that_is_reached_ends_a_run(tmp_path):
+    result, dataset = collected(tmp_path / "a", max_steps=10_000, max_episodes=5, **HERE)
+    assert (result.stopped_by, len(dataset)) == ("max_episodes", 5)
+    result, dataset = collected(tmp_path / "b", max_steps=12, max_episodes=500, **HERE)
+    assert (result.stopped_by, dataset.num_steps) == ("max_steps", 12)
+    result, _ = collected(tmp_path / "c", max_steps=10**9, max_seconds=0.2, **HERE)
+    assert result.stopped_by == "max_seconds"
+
+
+def test_episodes_that_never_end_are_cut_at_the_steps_that_were_asked_for(tmp_path):
+    _, dataset = collected(
+        tmp_path / "set", env_constructor=collecting.Endless, max_steps=1000, **HERE
+    )
+    (episode,) = dataset
+    assert len(episode.reward) == 1000
+    assert (episode.truncated, episode.cut) == (True, "max_steps")
+
+
+def test_an_episode_that_is_limited_is_truncated_but_not_cut(tmp_path):
+    _, dataset = collected(
+        tmp_path / "set",
+        env_constructor=collecting.Endless,
+        max_episodes=6,
+        max_episode_steps=30,
+        **HERE,
+    )
+    assert [(len(e.reward), e.truncated, e.cut) for e in dataset] == [(30, True, None)] * 6
+
+
+def test_seconds_end_a_run_and_episodes_that_go_on_are_kept_and_marked(tmp_path):
+    _, dataset = collected(
+        tmp_path / "set", env_constructor=collecting.Endless, max_seconds=0.3, **HERE
+    )
+    assert sorted(e.episode_id for e in dataset) == [0, 1, 2, 3]
+    for episode in dataset:
+        length = len(episode.reward)
+        assert episode.observation["t"].tolist() == [*range(length + 1)]
+        assert (episode.truncated, episode.terminated, episode.cut) == (True, False, "max_seconds")
+
+
+def test_footers_and_rows_agree(tmp_path):
+    _, dataset = collected(tmp_path / "set", max_episodes=30, **HERE)
+    known = dataset.episodes()
+    by_id = {e.episode_id: e for e in dataset}
+    assert known.episode_id.tolist() == [*by_id]
+    assert known.length.tolist() == [len(e.reward) for e in by_id.values()]
+    assert known.returns.tolist() == [e.reward.sum() for e in by_id.values()]
+    assert known.env_id.tolist() == [e.episode_id % 4 for e in by_id.values()]
+    assert all(e.seed == e.observation["seed"][0] for e in by_id.values())
+    assert np.all(np.abs(known.ended - time.time()) < 600)
+
+
+def test_shards_are_bounded_in_size_and_in_seconds(tmp_path):
+    _, dataset = collected(tmp_path / "size", max_episodes=3000, shard_megabytes=0.1, **HERE)
+    assert len(dataset.shards) > 5
+    sizes = [pq.read_table(s.path).nbytes for s in dataset.shards]
+    assert max(sizes) < 2 * 0.1 * 2**20 + 128 * 2 * 70  # what one chunk brings comes on top
+    slow = {"env_constructor": collecting.Slow, "shard_seconds": 0.2, **HERE}
+    _, dataset = collected(tmp_path / "seconds", max_seconds=2.0, **slow)
+    assert len(dataset.shards) >= 4
+    assert rows_by_episode(load(tmp_path / "size")) == expected(3000)
+
+
+def test_policy_versions_structures_and_texts_stand_in_their_columns(tmp_path):
+    _, dataset = collected(
+        tmp_path / "set", env_constructor=collecting.Structured, max_episodes=4, **HERE
+    )
+    episode = next(iter(dataset))
+    assert episode.observation["words"].tolist() == ["begin", "go", "go", "end"]
+    assert episode.observation["arm"]["image"].shape == (4, 2, 3)
+    assert episode.observation["arm"]["image"].dtype == np.uint8
+    assert episode.observation["nothing"].shape == (4, 0)
+    assert [a.shape for a in episode.action] == [(3,), (3, 2)]
+    assert episode.policy_version.tolist() == [0, 0, 0]
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["max_episodes", "max_steps"])
+def test_a_dataset_that_is_gone_on_with_is_the_same_as_one_in_one_go(tmp_path, limit):
+    collected(tmp_path / "set", **{limit: 40}, **HERE)
+    how = {"backend": "local", "num_actors": 3, "envs_per_actor": 1}  # and by others
+    _, dataset = collected(tmp_path / "set", **{limit: 90}, resume=True, **how)
+    assert rows_by_episode(dataset) == (expected if limit == "max_episodes" else expected_steps)(90)
+
+
+def test_one_that_is_complete_starts_nothing_and_stays_as_it_is(tmp_path):
+    collected(tmp_path / "set", max_steps=50, **HERE)
+    before = {path: path.read_bytes() for path in (tmp_path / "set").iterdir()}
+    result, _ = collected(tmp_path / "set", max_steps=50, resume=True, num_actors=10**6)
+    assert (result.stopped_by, result.seconds) == ("max_steps", 0.0)
+    assert {path: path.read_bytes() for path in (tmp_path / "set").iterdir()} == before
+
+
+def test_what_seconds_cut_short_is_taken_again(tmp_path):
+    collected(tmp_path / "set", max_seconds=0.2, env_constructor=collecting.Slow, **HERE)
+    there = len(load(tmp_path / "set"))
+    _, dataset = collected(
+        tmp_path / "set",
+        max_episodes=there + 3,
+        env_constructor=collecting.Slow,
+        resume=True,
+        **HERE,
+    )
+    assert rows_by_episode(dataset) == expected(there + 3)
+
+
+def test_the_seed_that_was_drawn_is_gone_on_with(tmp_path):
+    collected(tmp_path / "set", max_episodes=5, seed=None, **HERE)
+    seed = load(tmp_path / "set").manifest["seed"]
+    collected(tmp_path / "set", max_episodes=8, seed=None, resume=True, **HERE)
+    collected(tmp_path / "other", max_episodes=8, seed=seed, **HERE)
+    assert rows_by_episode(load(tmp_path / "set")) == rows_by_episode(load(tmp_path / "other"))
+
+
+def test_another_configuration_is_refused_with_all_differences(tmp_path):
+    collected(tmp_path / "set", max_episodes=5, max_episode_steps=7, **HERE)
+    before = sorted((tmp_path / "set").iterdir())
+    with pytest.raises(ValueError, match="another configuration") as refused:
+        collected(tmp_path / "set", max_episodes=9, seed=4, policy=collecting.constant, resume=True)
+    lines = str(refused.value).splitlines()[1:]
+    assert lines == [
+        "  max_episode_steps: 7 in the dataset, not there now",
+        "  policy: not there in the dataset, collecting.constant now",
+        "  seed: 3 in the dataset, 4 now",
+    ]
+    assert sorted((tmp_path / "set").iterdir()) == before
+
+
+def test_environments_with_other_specs_are_refused(tmp_path, monkeypatch):
+    collected(tmp_path / "set", max_episodes=2, **HERE)
+    monkeypatch.setattr(SeededEnv, "action_spec", collecting.Endless.action_spec)
+    with pytest.raises(ValueError, match=r"action: .*'maximum': 99.* in the dataset"):
+        collected(tmp_path / "set", max_episodes=3, resume=True, **HERE)
+
+
+def test_fewer_episodes_than_there_are_are_refused(tmp_path):
+    collected(tmp_path / "set", max_episodes=5, **HERE)
+    with pytest.raises(ValueError, match="holds 5 episodes, more than max_episodes = 3"):
+        collected(tmp_path / "set", max_episodes=3, resume=True, **HERE)
+    steps = load(tmp_path / "set").num_steps
+    with pytest.raises(ValueError, match=f"holds {steps} steps, more than max_steps = 4"):
+        collected(tmp_path / "set", max_steps=4, resume=True, **HERE)
+    assert len(load(tmp_path / "set")) == 5
+
+
+def test_a_dataset_is_not_written_over(tmp_path):
+    collected(tmp_path / "set", max_episodes=2, **HERE)
+    with pytest.raises(FileExistsError, match="there is a dataset"):
+        collected(tmp_path / "set", max_episodes=2, **HERE)
+    (tmp_path / "set" / "dataset.json").unlink()
+    with pytest.raises(FileExistsError, match=r"there are shards, but no dataset\.json"):
+        collected(tmp_path / "set", max_episodes=2, resume=True, **HERE)
+
+
+def test_two_callers_do_not_write_one_dataset(tmp_path):
+    with command(tmp_path / "set", "collect.max_seconds = 60", backend="local") as running:
+        until(lambda: (tmp_path / "set" / "dataset.json").exists(), running)
+        with pytest.raises(BlockingIOError, match="another process"):
+            collected(tmp_path / "set", max_episodes=2, resume=True, **HERE)
+        running.kill()
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_an_episode_that_a_restart_cut_is_marked(tmp_path, backend):
+    constructor = collecting.failing_once(faults.key_error, tmp_path / "once")
+    result, dataset = collected(
+        tmp_path / "set",
+        env_constructor=constructor,
+        max_episodes=20,
+        on_failure="restart",
+        backend=backend,
+        num_actors=2,
+    )
+    found = rows_by_episode(dataset)
+    assert found.keys() == expected(20).keys()
+    ((number, reason),) = dataset.episodes().cut.items()
+    assert reason == "failure"
+    cut = next(e for e in dataset if e.cut)
+    assert (cut.episode_id, cut.truncated, cut.reward[-1]) == (number, True, 0.0)
+    del found[number]
+    assert found == {k: rows for k, rows in expected(20).items() if k != number}
+    assert result.num_failures == 1
+    line = json.loads((tmp_path / "set" / "failures.jsonl").read_text())["line"]
+    assert "failed in step" in line
+    assert len(load(tmp_path / "set", include_cut=False)) == 19
+    assert "failed in step" in (tmp_path / "set" / "report.html").read_text()
+
+
+def test_an_actor_that_dies_costs_nothing_but_time(tmp_path):
+    constructor = collecting.failing_once(faults.sigkill, tmp_path / "once", after=40)
+    result, dataset = collected(
+        tmp_path / "set",
+        env_constructor=constructor,
+        max_episodes=60,
+        on_failure="restart",
+        num_actors=2,
+        envs_per_actor=2,
+        shard_seconds=0.01,
+    )
+    assert rows_by_episode(dataset) == expected(60)
+    assert dataset.episodes().cut == {}
+    assert result.num_failures == 1
+
+
+def test_what_was_complete_stands_where_a_failure_ends_the_run(tmp_path):
+    constructor = collecting.failing_once(faults.key_error, tmp_path / "once", after=40)
+    with pytest.raises(Exception, match="arm") as raised:
+        collect(
+            tmp_path / "set", env_constructor=constructor, seed=3, max_episodes=500, num_actors=2
+        )
+    assert raised.value.env_failures
+    found = rows_by_episode(load(tmp_path / "set"))
+    assert found
+    assert found == {k: expected_episode(k) for k in found}
+    _, dataset = collected(
+        tmp_path / "set", env_constructor=constructor, max_episodes=500, resume=True, num_actors=2
+    )
+    assert rows_by_episode(dataset) == expected(500)
+
+
+def test_a_shard_that_cannot_be_written_ends_the_run_with_a_clear_error(tmp_path):
+    _, dataset = collected(tmp_path / "set", max_episodes=50, **HERE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))  # a file of more cannot be written
+    try:
+        with pytest.raises(OSError, match=r"50 episodes with \d+ steps stand") as failed:
+            collect(
+                tmp_path / "set",
+                env_constructor=SeededEnv,
+                seed=3,
+                max_episodes=20_000,
+                resume=True,
+                **HERE,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failed.value.errno == errno.EFBIG
+    assert rows_by_episode(load(tmp_path / "set")) == rows_by_episode(dataset)
+    _, dataset = collected(tmp_path / "set", max_episodes=60, resume=True, **HERE)
+    assert rows_by_episode(dataset) == expected(60)
+
+
+def test_a_place_that_cannot_be_written_to_is_said_before_anything_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        collect(tmp_path / "file" / "set", env_constructor=faults.key_error, max_steps=1)
+
+
+def test_what_fails_before_there_is_a_dataset_leaves_nothing(tmp_path):
+    with pytest.raises(Exception, match="arm"):
+        collect(tmp_path / "a" / "set", env_constructor=faults.key_error, max_steps=1, **HERE)
+    assert not (tmp_path / "a" / "set").exists()
+
+
+def test_a_writer_that_was_given_up_writes_no_more(tmp_path):
+    _, dataset = collected(tmp_path / "set", max_episodes=2, **HERE)
+    shard = dataset.shards[0]
+    table = pq.read_table(shard.path)
+    old = ShardWriter(tmp_path / "set", dataset.columns, 0, "here")
+    new = ShardWriter(tmp_path / "set", dataset.columns, 0, "here")
+    with pytest.raises(FileNotFoundError):
+        old.write(table, shard.episodes)
+    new.write(table, shard.episodes)
+    with pytest.raises(ValueError, match="episode 0 twice"):
+        load(tmp_path / "set")
+    fence(tmp_path / "set")
+    with pytest.raises(FileNotFoundError):
+        new.write(table, shard.episodes)
+
+
+# -- the command, killed ---------------------------------------------------------------------------
+
+
+def settings(backend="ray", **more):
+    """A configuration of `SeededEnv` in two actors with two environments each, as bindings."""
+    bound = {
+        "Collector.env_constructor": "@collecting.SeededEnv",
+        "collecting.SeededEnv.seconds": 0.001,
+        "Collector.num_actors": 2,
+        "Collector.envs_per_actor": 2,
+        "Collector.seed": 3,
+        "Collector.backend": repr(backend),
+        "Collector.on_failure": "'restart'",
+        "collect.shard_seconds": 0.1,
+        **more,
+    }
+    return ["import collecting", *(f"{name} = {value}" for name, value in bound.items())]
+
+
+@contextlib.contextmanager
+def command(directory, *bindings, resume=False, backend="ray", **more):
+    """The command as a process; on the Ray of the tests."""
+    lines = [*settings(backend, **more), *bindings]
+    address = ray.get_runtime_context().gcs_address
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "envfleet.collect", f"--output_dir={directory}"),
+            *(f"--gin_bindings={line}" for line in lines),
+            *(["--resume"] if resume else []),
+        ],
+        env={**os.environ, "RAY_ADDRESS": address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def shards_of(directory):
+    return [*Path(directory).glob("shard-*.parquet")]
+
+
+def check_sound(directory):
+    """What stands is whole, and nothing stands twice."""
+    if not (directory / "dataset.json").exists():
+        return
+    found = Counter()
+    for path in shards_of(directory):
+        table = pq.read_table(path)  # torn ones do not open
+        found.update(set(table["episode_id"].to_pylist()))
+    assert not [k for k, n in found.items() if n > 1]
+    rows = rows_by_episode(load(directory, include_cut=False))  # one is, of a run that had ended
+    assert rows == {k: expected_episode(k) for k in rows}
+
+
+@pytest.mark.parametrize("limit", ["max_episodes", "max_steps"])
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_run_that_is_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
+    tmp_path, backend, limit
+):
+    directory, chance = tmp_path / "set", random.Random(f"{backend} {limit}")
+    asked = 1500 if backend == "ray" else 800
+    binding = f"collect.{limit} = {asked}"
+    for _ in range(3 if backend == "ray" else 8):
+        before = len(shards_of(directory)) if directory.exists() else 0
+        with command(directory, binding, resume=True, backend=backend) as running:
+            if chance.random() < 0.8:  # else it is killed while it starts
+                with contextlib.suppress(AssertionError):  # it may have come to its end
+                    until(lambda: len(shards_of(directory)) > before, running)  # noqa: B023
+                time.sleep(chance.random() * 0.3)
+            else:
+                time.sleep(chance.random() * 2)
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        check_sound(directory)
+    with command(directory, binding, resume=True, backend=backend) as running:
+        output, _ = running.communicate(timeout=120)
+        assert running.returncode == 0, output
+    found = rows_by_episode(load(directory))
+    assert found == (expected if limit == "max_episodes" else expected_steps)(asked)
+    assert not (directory / "_staging").exists()
+
+
+def test_actors_that_are_killed_again_and_again_cost_nothing_but_time(tmp_path):
+    directory, chance = tmp_path / "set", random.Random(7)
+    with command(
+        directory, "collect.max_episodes = 1500", **{"Collector.max_restarts": 100}
+    ) as running:
+        for _ in range(5):
+            before = len(shards_of(directory)) if directory.exists() else 0
+            until(lambda: len(shards_of(directory)) > before, running)  # noqa: B023
+            time.sleep(chance.random() * 0.2)
+            os.kill(chance.choice(actors_of(directory)), signal.SIGKILL)
+        output, _ = running.communicate(timeout=120)
+        assert running.returncode == 0, output
+    _ = load(directory)
+    assert rows_by_episode(load(directory)) == expected(1500)
+    assert len((directory / "failures.jsonl").read_text().splitlines()) >= 5
+
+
+def actors_of(directory):
+    """Processes of live actors that write there, by what they have open or are called."""
+    live = ray._private.state.actors().values()
+    return [
+        actor["Pid"]
+        for actor in live
+        if actor["ActorClassName"] == "RayEnvActor" and actor["State"] == "ALIVE" and actor["Pid"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_a_run_in_good_order(tmp_path, number, code):
+    directory = tmp_path / "set"
+    slow = {"collect.shard_seconds": 60}
+    with command(directory, "collect.max_episodes = 100_000", **slow) as running:
+        until(lambda: (directory / "dataset.json").exists(), running)
+        time.sleep(1.5)
+        running.send_signal(number)
+        output, _ = running.communicate(timeout=60)
+    assert running.returncode == code, output
+    assert f"stopped by {number.name}" in output
+    check_sound(directory)
+    dataset = load(directory)
+    assert len(dataset) > 10
+    assert dataset.episodes().cut == {}
+    assert f"{len(dataset):,} episodes" in output
+    assert (directory / "report.html").exists()
+
+
+# -- the command and gin ---------------------------------------------------------------------------
+
+
+def run(*arguments, cwd=None):
+    from envfleet.collect.command import main
+
+    with contextlib.chdir(cwd or "."):
+        return main(arguments)
+
+
+def bound(*more):
+    lines = [*settings("local"), *more]
+    return [f"--gin_bindings={line}" for line in lines]
+
+
+REFUSED = {
+    "unknown configurable": ("Colector.num_actors = 2", "No configurable matching 'Colector'"),
+    "unknown parameter": ("Collector.num_actor = 2", "doesn't have a parameter named 'num_actor'"),
+    "unknown argument of collect": ("collect.max_step = 2", "unknown argument: max_step"),
+    "unknown reference": ("Collector.policy = @Polcy", "No configurable matching reference"),
+    "wrong type": ("Collector.num_actors = 'two'", "num_actors is 'two', expected an int"),
+    "wrong type of a limit": ("collect.max_steps = 1e3", "max_steps is 1000.0, expected an int"),
+    "wrong value": ("Collector.envs_per_actor = 0", "envs_per_actor is 0, expected at least 1"),
+    "no environment": ("Collector.env_constructor = None", "which environment?"),
+    "required": ("Collector.env_constructor = %gin.REQUIRED", "gin.REQUIRED"),
+    "no limit": ("collect.max_steps = None", "needs one of max_steps, max_episodes, max_seconds"),
+    "no syntax": ("Collector.num_actors = ", "Unable to parse value"),
+}
+
+
+@pytest.mark.parametrize(("binding", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_sense_is_one_line_and_nothing_is_written(tmp_path, capsys, binding, message):
+    code = run(*bound("collect.max_steps = 5", binding), f"--output_dir={tmp_path / 'set'}")
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.count("\n") == 1
+    assert said.startswith("envfleet-collect: ")
+    assert message in said
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nonsense"], "nonsense"),
+        (["--gin_file=nowhere.gin"], "no such gin file: nowhere.gin"),
+        (["inspect"], "expected flags, inspect DIR or export DIR"),
+        (["inspect", "nowhere"], "nowhere holds no dataset"),
+        (["export", "nowhere"], "nowhere|needs --format"),
+        ([], "where to"),
+    ],
+)
+def test_flags_that_make_no_sense_are_one_line(capsys, arguments, message):
+    code = run(*arguments)
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.count("\n") == 1
+    assert any(part in said for part in message.split("|"))
+
+
+def test_flags_are_repeated_and_the_last_one_holds(tmp_path, capsys):
+    for name, text in {
+        "a.gin": "import collecting\nCollector.env_constructor = @collecting.SeededEnv\n",
+        "b.gin": "collect.max_episodes = 3\nCollector.backend = 'local'\nCollector.seed = 3\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    code = run(
+        *("--gin_file=a.gin", "--gin_file", "b.gin", "--gin_bindings=collect.max_episodes = 4"),
+        *("--gin_param=collect.max_episodes = 5", "--gin_param", "collect.output_dir = 'set'"),
+        cwd=tmp_path,
+    )
+    assert code == 0
+    assert rows_by_episode(load(tmp_path / "set")) == expected(5)
+    said = capsys.readouterr()
+    assert "in 5 episodes" in said.out
+    assert "stopped by max_episodes" in said.out
+    assert run("inspect", str(tmp_path / "set")) == 0
+    assert "episodes     5" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, capsys):
+    more = "collect.max_steps = 5_000", "Collector.num_actors = 3", "Collector.backend = 'ray'"
+    code = run(*bound(*more), "--dry_run", f"--output_dir={tmp_path / 'set'}")
+    said = capsys.readouterr().out
+    assert code == 0
+    assert "3, each with 2 environments: 6 in all" in said
+    assert "max_steps = 5,000" in said
+    assert "collecting.SeededEnv.seconds = 0.001" in said  # operative: it was called
+    assert "envfleet.Collector.num_actors = 3" in said
+    assert not (tmp_path / "set").exists()
+
+
+def test_the_configuration_is_in_force_in_actors_and_what_they_used_comes_back(tmp_path):
+    lines = [*settings(), "train/collecting.Noted.note = 'x'", "eval/collecting.Noted.note = 'yy'"]
+    lines += ["Collector.env_constructor = [@train/collecting.Noted, @eval/collecting.Noted]"]
+    lines += ["NUM = 4", "collect.max_episodes = %NUM", "Collector.envs_per_actor = 1"]
+    gin.parse_config(lines)
+    collect(tmp_path / "set")
+    lengths = {e.episode_id: set(e.observation["t"].tolist()) for e in load(tmp_path / "set")}
+    assert lengths == {0: {1}, 1: {2}, 2: {1}, 3: {2}}  # the length of the note
+    used = (tmp_path / "set" / "operative_config.gin").read_text()
+    assert "train/collecting.Noted.note = 'x'" in used
+    assert "eval/collecting.Noted.note = 'yy'" in used
+    assert "envfleet.collect.max_episodes = %NUM" in used or "max_episodes" in used
+    gin.clear_config()
+    gin.parse_config((tmp_path / "set" / "config.gin").read_text())
+    collect(tmp_path / "again")
+    first, again = (
+        {e.episode_id: e.action.tolist() for e in load(tmp_path / name)}
+        for name in ("set", "again")
+    )
+    assert first == again
+    gin.parse_config(used, skip_unknown=False)
+
+
+def test_a_macro_of_the_run_may_change_but_not_one_of_the_data(tmp_path):
+    def configure(actors, note):
+        gin.clear_config()
+        lines = [*settings("local"), "NUM = 4", f"ACTORS = {actors}", f"NOTE = '{note}'"]
+        lines += ["Collector.env_constructor = @collecting.Noted", "Collector.envs_per_actor = 1"]
+        lines += ["collecting.Noted.note = %NOTE", "Collector.num_actors = %ACTORS"]
+        gin.parse_config(lines)
+
+    configure(2, "a")
+    collect(tmp_path / "set", max_episodes=2)
+    configure(3, "a")
+    collect(tmp_path / "set", max_episodes=4, resume=True)
+    configure(3, "bb")
+    with pytest.raises(ValueError, match=r"Noted\.note: 'a' in the dataset, 'bb' now"):
+        collect(tmp_path / "set", max_episodes=5, resume=True)
+
+
+def test_a_binding_that_cannot_travel_is_named(tmp_path, caplog):
+    gin.parse_config([*settings(), "Collector.env_constructor = @collecting.Noted"])
+    gin.bind_parameter("collecting.Noted.note", (c for c in "ab"))  # does not pickle
+    with caplog.at_level(logging.WARNING, "envfleet"):
+        collect(tmp_path / "set", max_episodes=2)
+    assert "collecting.Noted.note" in caplog.text
+    assert "# collecting.Noted.note = <" in (tmp_path / "set" / "config.gin").read_text()
