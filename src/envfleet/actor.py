@@ -185,12 +185,8 @@ class EnvActor:
 
     def reset(self, rows: Sequence[int] | None = None) -> Buffer | Reply:
         """Resets some environments; the block that comes back holds every row's time step."""
-        failures = []
-        for row in range(len(self._slots)) if rows is None else rows:
-            failure = self._advance(row, _RESET)
-            if failure is not None:
-                failures.append(failure)
-        return self._reply(failures)
+        moved = range(len(self._slots)) if rows is None else rows
+        return self._moved(moved, [_RESET] * len(moved))
 
     def step(
         self, block: Buffer, objects: Sequence[Any] = (), rows: Sequence[int] | None = None
@@ -203,43 +199,74 @@ class EnvActor:
         assert layout is not None
         moved = range(len(self._slots)) if rows is None else rows
         actions = layout.read(layout.views(block, len(moved)), objects)
-        failures = []
-        for row, action in zip(moved, actions, strict=True):
-            failure = self._advance(row, _RESET if self._slots[row].over else action)
-            if failure is not None:
-                failures.append(failure)
+        if layout.has_objects:
+            # What came through Ray is read-only memory of Ray's.
+            actions = copy.deepcopy(actions)
+        return self._moved(moved, actions)
+
+    def _moved(self, rows: Sequence[int], actions: Sequence[Any]) -> Buffer | Reply:
+        """Advances each of these rows; all that came of it is written at once where it can be."""
+        failures, advanced, time_steps, seconds = [], [], [], []
+        clock = time.perf_counter
+        before = clock()
+        for row, action in zip(rows, actions):  # noqa: B905  (hot)
+            outcome = self._advance(row, action)
+            after = clock()
+            seconds.append(after - before)
+            before = after
+            if type(outcome) is EnvFailure:
+                failures.append(outcome)
+            else:
+                advanced.append(row)
+                time_steps.append(outcome)
+        if len(self._seconds):
+            self._seconds[slice(None) if len(seconds) == len(self._seconds) else rows] = seconds
+        if self._layout is not None and not self._layout.write_all(
+            self._views, advanced, time_steps
+        ):
+            for row, time_step in zip(advanced, time_steps, strict=True):
+                failure = self._write(row, time_step)
+                if failure is not None:
+                    failures.append(failure)
         return self._reply(failures)
 
-    def _advance(self, row: int, action: Any) -> EnvFailure | None:
-        """One reset (`_RESET` for an action) or one step of one environment, into its row."""
+    def _advance(self, row: int, action: Any) -> Any:
+        """One step of one environment, or a reset where its episode has ended or for `_RESET`.
+
+        Gives its time step, or an `EnvFailure`.
+        """
         slot = self._slots[row]
-        environment, layout, action_layout = slot.environment, self._layout, self._action_layout
-        started = time.perf_counter()
+        environment = slot.environment
+        is_reset = slot.over or action is _RESET
         try:
-            if environment is None or layout is None or action_layout is None:
+            if environment is None or self._layout is None:
                 raise RuntimeError("there is no environment: it failed before")
-            if action is _RESET:
+            if is_reset:
                 slot.over = True  # until this reset has succeeded
                 time_step = environment.reset()
                 slot.steps = 0
             else:
-                if action_layout.has_objects:
-                    # What came through Ray is read-only memory of Ray's.
-                    action = copy.deepcopy(action)
                 time_step = environment.step(action)
                 # (A step may end an episode and begin the next: GymnasiumMember.)
                 slot.steps = 0 if time_step[0] == _FIRST else slot.steps + 1
+            slot.over = bool(time_step[0] == _LAST)
+            return time_step
+        except BaseException as error:
+            slot.over = True
+            return self._failure(row, "reset" if is_reset else "step", error)
+
+    def _write(self, row: int, time_step: Any) -> EnvFailure | None:
+        """Writes one row, and says what is wrong with it."""
+        slot, layout = self._slots[row], self._layout
+        assert layout is not None
+        try:
             objects = layout.write(self._views, row, time_step)
             if objects:
                 slot.objects = self._carried(objects)
-            slot.over = bool(time_step[0] == _LAST)
             return None
         except BaseException as error:
             slot.over = True
-            return self._failure(row, "reset" if action is _RESET else "step", error)
-        finally:
-            if row < len(self._seconds):
-                self._seconds[row] = time.perf_counter() - started
+            return self._failure(row, "step" if slot.steps else "reset", error)
 
     def _carried(self, objects: list[np.ndarray[Any, Any]]) -> Any:
         """What travels beside a row of the block; nothing where every leaf of it is None.

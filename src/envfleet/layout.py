@@ -202,6 +202,31 @@ class Layout:
             return list(columns[0])
         return [self.unflatten(leaves) for leaves in zip(*columns, strict=True)]
 
+    def write_all(self, views: Sequence[Array], rows: Sequence[int], values: Sequence[Any]) -> bool:
+        """Writes a value into each of these rows, where all are just as the spec has them.
+
+        False where one is not, or not fixed in size: `write` fits each, and says what is wrong.
+        """
+        if self._beside or not values:
+            return False
+        if not self._is_flat:
+            values = [self.flatten(value) for value in values]
+        at = slice(None) if len(rows) == len(views[0]) else rows
+        try:
+            columns = [*zip(*values, strict=True)]
+            for view, (i, dtype, shape, scalars) in zip(views, self._checks):  # noqa: B905
+                column = columns[i]
+                if set(map(type, column)) <= scalars:
+                    view[at] = column
+                    continue
+                for row, item in zip(rows, column):  # noqa: B905  (hot)
+                    if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
+                        return False
+                    view[row] = item
+        except (TypeError, ValueError, IndexError, SpecMismatch):
+            return False
+        return True
+
     def write(self, views: Sequence[Array], row: int, value: Any) -> list[Any]:
         """Writes one environment's value into its row; returns what travels beside the block.
 

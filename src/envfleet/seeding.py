@@ -7,6 +7,7 @@ many environments there are, where they run or which started first.
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -71,9 +72,23 @@ def of_episode(seed: int, episode: int, attempt: int = 0) -> tuple[int, int]:
     They depend on the run's seed, on the episode's number and on how often it was begun anew, and
     on nothing else.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(episode, attempt))
-    env_seed, key = sequence.generate_state(2, np.uint64).tolist()
-    return env_seed >> 32, key
+    env_seeds, keys = of_episodes(seed, np.array([episode]), np.array([attempt]))
+    return int(env_seeds[0]), int(keys[0])
+
+
+def of_episodes(
+    seed: int, episodes: np.ndarray[Any, Any], attempts: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """`of_episode` of many: int64 and uint64, of their shape."""
+    first, second = _words(seed)
+    bits = mixed(np.asarray(first + _GOLDEN * episodes.astype(np.uint64)))
+    bits = mixed(np.asarray((bits ^ second) + _GOLDEN * attempts.astype(np.uint64)))
+    return (mixed(bits) >> _32).astype(np.int64), mixed(np.asarray(bits + _GOLDEN))
+
+
+@functools.cache
+def _words(seed: int) -> np.ndarray[Any, Any]:
+    return np.random.SeedSequence(seed).generate_state(2, np.uint64)
 
 
 def of_steps(keys: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -97,7 +112,7 @@ def draws(seeds: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
 def _checked(value: object, name: str) -> int:

@@ -256,5 +256,7 @@ def _finite(value: Any) -> Any:
 def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
     if value is None:
         return None
+    if 0 in shape:
+        return np.zeros(shape, dtype)
     kind = dtype if dtype.kind in "iu" else np.dtype(np.float64)  # which reads infinities, too
-    return np.broadcast_to(np.asarray(value, kind).astype(dtype), () if value == [] else shape)
+    return np.broadcast_to(np.asarray(value, kind).astype(dtype), shape)

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +27,7 @@ from envfleet.collect.policies import RandomPolicy
 
 if TYPE_CHECKING:
     from envfleet.collect.columns import Columns
+    from envfleet.collect.progress import Progress
 
 _OF_THE_RUN = frozenset(
     {
@@ -115,7 +116,7 @@ def collect(
     check_limits(max_steps=max_steps, max_episodes=max_episodes, max_seconds=max_seconds)
     _check_arguments(collector, shard_megabytes=shard_megabytes, shard_seconds=shard_seconds)
     directory = Path(output_dir).absolute()
-    with _made(directory), _locked(directory), _display(progress) as show:
+    with _made(directory), _locked(directory), _display(progress) as display:
         identity = _identity(collector)
         ledger = Ledger(max_steps, max_episodes)
         before = _before(directory, resume, identity, collector)
@@ -141,7 +142,7 @@ def collect(
                 ledger,
                 ticks=made.chunk_length,
                 max_seconds=max_seconds,
-                show=show,
+                show=None if display is None else display.show,
             )
             try:
                 stopped_by = run.go()
@@ -149,10 +150,20 @@ def collect(
                 raise NotWritten(problem.errno, _what_stands(directory, problem)) from problem
             finally:
                 _write_configuration(directory, made)
-            seconds, num_steps, num_failures = run.seconds, run.num_steps, run.num_failures
+            seconds = run.seconds
         _write_run(directory, max_steps=max_steps, max_episodes=max_episodes, stopped_by=stopped_by)
         _write_report(directory)
-        return _result(directory, stopped_by, seconds, num_steps, num_failures)
+        result = _result(directory, stopped_by, seconds, run.num_steps, run.num_failures)
+        if display is not None:
+            display.close(
+                run.snapshot()._replace(
+                    num_steps=result.num_steps,
+                    num_episodes=result.num_episodes,
+                    seconds=seconds,
+                    steps_per_second=result.steps_per_second,
+                )
+            )
+        return result
 
 
 def plan(output_dir: str | os.PathLike[str], **collector: Any) -> str:
@@ -452,11 +463,11 @@ def _result(
 
 
 @contextlib.contextmanager
-def _display(wanted: bool) -> Iterator[Callable[[Any], None] | None]:
+def _display(wanted: bool) -> Iterator[Progress | None]:
     if not wanted:
         yield None
         return
     from envfleet.collect.progress import Progress
 
     with Progress(sys.stderr) as progress:
-        yield progress.show
+        yield progress

@@ -247,7 +247,7 @@ class Rollout:
 
     def _begin(self, rows: Array) -> None:
         """Gives environments their next episode, and its seed; -1 where there is none for them."""
-        told: dict[int, tuple[int]] = {}
+        begun: list[int] = []
         for row in rows.tolist():
             number = int(self._next[row])
             while number in self._done:
@@ -256,13 +256,21 @@ class Rollout:
             if self._horizon is not None and number >= self._horizon:
                 self._episode[row] = -1
                 continue
-            attempt = self._attempts.get(number, 0)
-            env_seed, key = seeding.of_episode(self._seed, number, attempt)
-            self._episode[row], self._keys[row], self._seeds[row] = number, key, env_seed
+            self._episode[row] = number
             self._next[row] += self._num_envs
-            self._t[row], self._failed[row] = 0, False
-            told[row] = (env_seed,)
-        self._seed_episodes(told)
+            begun.append(row)
+        if not begun:
+            return
+        numbers = self._episode[begun]
+        attempts = np.zeros_like(numbers)
+        if self._attempts:
+            attempts[:] = [self._attempts.get(number, 0) for number in numbers.tolist()]
+        env_seeds, self._keys[begun] = seeding.of_episodes(self._seed, numbers, attempts)
+        self._seeds[begun] = env_seeds
+        self._t[begun], self._failed[begun] = 0, False
+        self._seed_episodes(
+            {row: (seed,) for row, seed in zip(begun, env_seeds.tolist(), strict=True)}
+        )
 
     def _seed_episodes(self, told: dict[int, tuple[int]]) -> None:
         if not told or not self._is_seedable:

@@ -248,35 +248,30 @@ class Run:
                     file.write(json.dumps(_line(failure)) + "\n")
 
     def _tell(self) -> None:
-        if self._show is None:
-            return
-        now = self.seconds
-        self._rates.append((now, self.num_steps))
-        (since, before), ledger = self._rates[0], self._ledger
-        rate = (self.num_steps - before) / (now - since) if now > since else 0.0
-        fraction = max(
-            [
-                done / asked
-                for done, asked in (
-                    (ledger.num_steps, ledger.max_steps),
-                    (ledger.num_ended, ledger.max_episodes),
-                    (now, self._max_seconds),
-                )
-                if asked
-            ]
+        if self._show is not None:
+            self._rates.append((self.seconds, self.num_steps))
+            self._show(self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """Where it stands."""
+        now, ledger = self.seconds, self._ledger
+        since, before = self._rates[0] if self._rates else (0.0, 0)
+        asked = (
+            (ledger.num_steps, ledger.max_steps),
+            (ledger.num_ended, ledger.max_episodes),
+            (now, self._max_seconds),
         )
-        self._show(
-            Snapshot(
-                num_steps=ledger.num_steps,
-                num_episodes=ledger.num_ended,
-                seconds=now,
-                steps_per_second=rate,
-                mean_return=float(np.mean(self._returns)) if self._returns else None,
-                num_failures=self.num_failures,
-                fraction=min(fraction, 1.0),
-                seconds_left=now * (1 / fraction - 1) if 0 < fraction < 1 else None,
-                num_shards=self.num_shards,
-            )
+        fraction = min(max(done / limit for done, limit in asked if limit), 1.0)
+        return Snapshot(
+            num_steps=ledger.num_steps,
+            num_episodes=ledger.num_ended,
+            seconds=now,
+            steps_per_second=(self.num_steps - before) / (now - since) if now > since else 0.0,
+            mean_return=float(np.mean(self._returns)) if self._returns else None,
+            num_failures=self.num_failures,
+            fraction=fraction,
+            seconds_left=now * (1 / fraction - 1) if 0 < fraction < 1 else None,
+            num_shards=self.num_shards,
         )
 
     # -- signals -----------------------------------------------------------------------------------
