@@ -13,6 +13,8 @@ minari = pytest.importorskip("minari")
 pytest.importorskip("h5py")
 pytest.importorskip("PIL")
 
+import gymnasium  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from test_collect_readers import (  # noqa: E402
     CARTPOLE,
@@ -52,6 +54,7 @@ DATASETS = {
         "specs": (
             {
                 "all": specs.BoundedArray((), np.int64, LIMITS.min, LIMITS.max),
+                "wide": specs.BoundedArray((), np.int64, LIMITS.min, 0),
                 "last": specs.BoundedArray((), np.int64, LIMITS.max - 1, LIMITS.max),
                 "open": specs.Array((), np.uint64),
                 "unsigned": specs.BoundedArray((), np.uint64, 0, 5),
@@ -178,8 +181,6 @@ def test_rewards_keep_what_is_no_common_number(tmp_path):
     table = dataset.columns.table(rows, [])
     column = table.schema.get_field_index("reward")
     (shard,) = dataset.shards
-    import pyarrow.parquet as pq
-
     footer = pq.read_metadata(shard.path).metadata[b"envfleet"]
     table = table.set_column(column, "reward", [odd]).replace_schema_metadata({"envfleet": footer})
     pq.write_table(table, shard.path)
@@ -231,8 +232,6 @@ def test_an_empty_dataset_is_one_without_episodes(tmp_path):
 
 
 def test_metadata_are_minaris_and_its_environment_comes_back(tmp_path):
-    import gymnasium
-
     dataset, _ = write_dataset(tmp_path / "data", *CARTPOLE)
     found = export_minari(
         dataset,

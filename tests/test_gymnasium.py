@@ -57,7 +57,7 @@ class EndsBothWays(gymnasium.Env):
         return 5, {"seed": seed}
 
     def step(self, action):
-        assert type(action["go"]) is int
+        assert type(action["go"]) is np.int64  # as the sample of a Discrete is
         assert type(action["how"]) is str
         return 7, action["go"], action["go"] > 0, True, {"how": action["how"]}
 

@@ -58,6 +58,8 @@ class Column(NamedTuple):
 
     def arrow_type(self) -> pa.DataType:
         """How it is stored."""
+        if self.shape and self.dtype.kind == "b":
+            return pa.fixed_shape_tensor(pa.uint8(), self.shape)  # Arrow reads none of booleans
         value = pa.string() if self.dtype.hasobject else pa.from_numpy_dtype(self.dtype)
         return pa.fixed_shape_tensor(value, self.shape) if self.shape else value
 
@@ -124,6 +126,8 @@ class Columns:
         for leaf in self.leaves:
             if not leaf.is_stored:
                 found[leaf.name] = np.zeros((len(table), *leaf.shape), leaf.dtype)
+            elif leaf.shape and leaf.dtype.kind == "b":
+                found[leaf.name] = found[leaf.name].astype(bool)
         return found
 
     def structure(self, part: str, leaves: Mapping[str, Any]) -> Any:
@@ -175,7 +179,7 @@ def _column(part: str, path: specs.Path, spec: specs.Spec) -> Column:
             )
     dtype, shape = np.dtype(spec.dtype), tuple(spec.shape)
     name = ".".join([part, *map(str, path)])
-    is_text = dtype.kind in "OU" and not shape
+    is_text = dtype.kind in "OU" and not shape and part in ("observation", "action")
     if not is_text and dtype.kind not in "iufb":
         raise TypeError(
             f"{name} is of shape {shape} and dtype {dtype}: a dataset holds numbers, booleans and "
@@ -194,11 +198,13 @@ def _arrow(values: Array, field: pa.Field) -> pa.Array:
     if values.dtype.hasobject:
         try:
             return pa.array(values.tolist(), pa.string())
-        except pa.ArrowException as problem:
+        except (pa.ArrowException, UnicodeError) as problem:
             raise TypeError(f"{field.name} is no text: {problem}") from None
     if not isinstance(field.type, pa.FixedShapeTensorType):
         return pa.array(values, field.type)
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    flat = pa.array(
+        np.ascontiguousarray(values, field.type.value_type.to_pandas_dtype()).reshape(-1)
+    )
     size = int(np.prod(field.type.shape))
     return pa.ExtensionArray.from_storage(field.type, pa.FixedSizeListArray.from_arrays(flat, size))
 
@@ -235,7 +241,7 @@ def nested(leaves: Sequence[tuple[Sequence[str | int], Any]]) -> Any:
         key: nested([(path[1:], value) for path, value in group])
         for key, group in itertools.groupby(leaves, lambda leaf: leaf[0][0])
     }
-    return tuple(parts.values()) if all(isinstance(key, int) for key in parts) else parts
+    return tuple(parts.values()) if [*parts] == [*range(len(parts))] else parts
 
 
 def _bound_to_json(bound: Array | None) -> Any:

@@ -169,9 +169,11 @@ def _spec(leaf: Column, dataset: Dataset) -> Any:
         longest, characters = _text(leaf.name, dataset)
         return TextArray(0, max(longest, _LONG), "".join(sorted(characters)))
     low, high = bound(leaf, "minimum"), bound(leaf, "maximum")
-    is_integer = leaf.dtype.kind in "iu" and not leaf.shape and np.can_cast(leaf.dtype, np.int64)
-    if is_integer and leaf.minimum is not None and leaf.maximum is not None:
-        if int(high) - int(low) < np.iinfo(np.int64).max:  # the size of a Discrete is an int64
+    is_bounded = leaf.minimum is not None and leaf.maximum is not None
+    is_integer = leaf.dtype.kind in "iu" and np.can_cast(leaf.dtype, np.int64)
+    if is_integer and is_bounded and not leaf.shape:
+        highest = np.iinfo(np.int64).max  # of its size, and before Gymnasium 1.4 of start + size
+        if max(int(high) - int(low), int(high)) < highest:
             return specs.BoundedArray((), np.int64, low, high, "Discrete")
     return specs.BoundedArray(leaf.shape, leaf.dtype, low, high)
 

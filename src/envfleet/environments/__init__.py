@@ -10,6 +10,7 @@ from typing import Any, Protocol
 # By name: the module of this package that is called dm_env, too, hides the other one.
 from dm_env import Environment as _DmEnv
 
+from envfleet import gin_state
 from envfleet.environments.dm_env import DmEnvironment
 
 
@@ -90,12 +91,12 @@ def constructor_of(environment_name: str) -> Callable[[], Any]:
     return functools.partial(_make, environment_name)
 
 
-def _make(environment_name: str) -> Any:
+def _make(environment_name: str, **kwargs: Any) -> Any:
     library, _, name = environment_name.rpartition(":")
     if library == "dm_control":
         from envfleet.environments import dm_control
 
-        return dm_control.make(name)
+        return dm_control.make(name, **kwargs)
     try:
         from envfleet.environments.gymnasium import make
     except ModuleNotFoundError as missing:
@@ -106,9 +107,28 @@ def _make(environment_name: str) -> Any:
             "pip install 'envfleet[gymnasium]'",
             name="gymnasium",
         ) from missing
-    return make(environment_name)
+    return make(environment_name, **kwargs)
 
 
 def _is_a(env: Any, module: str, name: str) -> bool:
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(env, cls)
+
+
+# Not `load`, which is what users call theirs: gin would find `load` ambiguous wherever theirs is
+# bound by that name, since this module is always imported.
+@gin_state.configurable
+def load_environment(environment_name: str, **kwargs: Any) -> Any:
+    """An environment by its name, as `constructor_of` has them, whatever library it is of.
+
+    A constructor, when its arguments are bound: by gin, in several scopes for several environments
+    (``train/load_environment.environment_name = "CartPole-v1"``, ``@train/load_environment``).
+
+    Args:
+      environment_name: as for `constructor_of`.
+      **kwargs: as for `gymnasium.make` or `dm_control.suite.load`.
+
+    Raises:
+      Exception: as `gymnasium.make` or `dm_control.suite.load`; says what is missing.
+    """
+    return constructor_of(environment_name)(**kwargs)
