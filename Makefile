@@ -11,6 +11,8 @@ VENV ?= .venv
 VENV_TF ?= .venv-tf
 VENV_PEERS ?= .venv-peers
 VENV_BENCH ?= .venv-bench
+VENV_DEMO ?= .venv-demo
+VENV_COLLECT ?= .venv-collect
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
@@ -20,12 +22,18 @@ CHAOS_ARGS ?=
 # What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
 TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
 TF_TESTS ?= tests/test_tf_agents.py tests/test_interop_tf_agents.py tests/test_layout.py \
-  tests/test_specs.py tests/test_parallel.py tests/test_migrate.py
+  tests/test_specs.py tests/test_migrate.py tests/test_collect_examples.py
 
 # What the tests of the other faces run on. dm-control asks for any MuJoCo, but fails with 4.0.
 PEER_PACKAGES := stable-baselines3 moviepy opencv-python-headless dm-control 'mujoco>=3.17,<4' \
   'gymnasium[box2d,mujoco]' minigrid highway-env 'pytest>=9' hypothesis attrs rich
 PEER_TESTS ?= tests/test_interop_sb3.py tests/test_third_party.py tests/test_migrate.py
+
+# What the tests of collecting run on. Not with the others: each of Ray's workers imports pyarrow where
+# it is installed, and RLlib wants a Gymnasium of its own. Minari's HDF5 needs Pillow without saying so.
+COLLECT_PACKAGES := 'ray[rllib]' pandas polars 'minari[hdf5]' pillow 'gymnasium[mujoco]' \
+  highway-env dm-control 'mujoco>=3.17,<4' 'pytest>=9' hypothesis attrs
+COLLECT_TESTS ?= tests/test_collect.py $(wildcard tests/test_collect_*.py)
 
 # Some of them, and of what the benchmark compares with, need PyTorch, which is installed before
 # them, so that it can be another build than the one that they would bring:
@@ -34,15 +42,20 @@ TORCH ?= torch==2.13.0
 BENCH_PACKAGES := 'gymnasium[mujoco]' stable-baselines3 tianshou matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint chaos bench test-interop test-peers test-tf
+.PHONY: help demo test lint chaos bench bench-collect test-collect test-interop test-peers test-tf
 .NOTPARALLEL:  # two pips in one environment would get in each other's way
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
-demo: $(VENV)/.examples  ## 8 CartPoles in 8 actors under a random policy, and where the time went
-	$(VENV)/bin/python examples/cartpole.py $(DEMO_ARGS)
+demo: $(VENV_DEMO)/.demo  ## 8 CartPoles in 8 actors under a random policy; then a dataset of them
+	$(VENV_DEMO)/bin/python examples/cartpole.py $(DEMO_ARGS)
+	rm -rf demo-dataset
+	cd examples && $(abspath $(VENV_DEMO))/bin/envfleet-collect --gin_file=collect_cartpole.gin \
+	  --output_dir=../demo-dataset
+	$(VENV_DEMO)/bin/envfleet-collect inspect demo-dataset
+	@echo 'the report on it, for a browser: demo-dataset/report.html'
 
 test: $(VENV)/.dev  ## the tests, without those that need TF-Agents
 	$(VENV)/bin/python -m pytest $(TEST_ARGS)
@@ -57,6 +70,12 @@ chaos: $(VENV)/.dev  ## environments that crash, hang and are killed: 10 minutes
 
 bench: $(VENV_BENCH)/.bench $(VENV_TF)/.bench  ## beside the peers: a quarter of an hour; writes docs/benchmarks/
 	$(VENV_BENCH)/bin/python benchmarks/run.py --tf-python $(VENV_TF)/bin/python $(BENCH_ARGS)
+
+bench-collect: $(VENV_BENCH)/.bench  ## collecting beside plain loops: ten minutes; writes docs/benchmarks/
+	$(VENV_BENCH)/bin/python benchmarks/collecting.py $(BENCH_ARGS)
+
+test-collect: $(VENV_COLLECT)/.collect  ## datasets: written, killed, gone on with, read by pandas, RLlib ...
+	$(VENV_COLLECT)/bin/python -m pytest $(COLLECT_TESTS) $(TEST_ARGS)
 
 test-interop: test-peers test-tf  ## both of the following: the tests that need other packages
 
@@ -90,14 +109,28 @@ $(VENV)/.created:
 	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
 	$(call create,$(PYTHON),$(VENV))
 
-$(VENV)/.examples: pyproject.toml $(VENV)/.created
-	@echo "installing envfleet[examples] into $(VENV) ..."
-	$(VENV)/bin/python -m pip install --quiet --editable '.[examples]'
-	touch $@
-
 $(VENV)/.dev: pyproject.toml $(VENV)/.created
 	@echo "installing envfleet and the group dev into $(VENV) ..."
 	$(VENV)/bin/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+$(VENV_DEMO)/.created:
+	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
+	$(call create,$(PYTHON),$(VENV_DEMO))
+
+$(VENV_DEMO)/.demo: pyproject.toml $(VENV_DEMO)/.created
+	@echo "installing envfleet[examples,collect] into $(VENV_DEMO) ..."
+	$(VENV_DEMO)/bin/python -m pip install --quiet --editable '.[examples,collect]'
+	touch $@
+
+$(VENV_COLLECT)/.created:
+	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
+	$(call create,$(PYTHON),$(VENV_COLLECT))
+
+$(VENV_COLLECT)/.collect: pyproject.toml $(VENV_COLLECT)/.created
+	@echo "installing readers of datasets and envfleet[collect] into $(VENV_COLLECT) ..."
+	$(VENV_COLLECT)/bin/python -m pip install --quiet $(TORCH)
+	$(VENV_COLLECT)/bin/python -m pip install --quiet $(COLLECT_PACKAGES) --editable '.[collect]'
 	touch $@
 
 $(VENV_TF)/.created:
@@ -131,7 +164,7 @@ $(VENV_BENCH)/.created:
 $(VENV_BENCH)/.bench: pyproject.toml $(VENV_BENCH)/.created
 	@echo "installing the peers and envfleet into $(VENV_BENCH) ..."
 	$(VENV_BENCH)/bin/python -m pip install --quiet $(TORCH)
-	$(VENV_BENCH)/bin/python -m pip install --quiet $(BENCH_PACKAGES) --editable .
+	$(VENV_BENCH)/bin/python -m pip install --quiet $(BENCH_PACKAGES) --editable '.[collect]'
 	touch $@
 
 comma := ,

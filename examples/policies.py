@@ -151,7 +151,7 @@ def make_net(action_spec: Any, time_step_spec: Any, hidden: Sequence[int] = (64,
 class RecurrentPolicy:
     """An actor policy of TF-Agents', with an LSTM whose state is kept for each environment.
 
-    `Collector.set_policy` takes the policy's variables as a list of arrays. It draws from
+    `Collector.set_policy` takes a list of arrays, as `get_weights` gives them. It draws from
     TensorFlow's generator: which actions come out depends on who shares the actor.
 
     Args:
@@ -197,6 +197,10 @@ class RecurrentPolicy:
     def get_initial_state(self, batch_size: int) -> Any:
         """The LSTM's state before an episode."""
         return self._policy.get_initial_state(batch_size)
+
+    def get_weights(self) -> list[np.ndarray]:
+        """As `set_weights` takes them."""
+        return [variable.numpy() for variable in self._tf_policy.variables()]
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Takes a value for each of the policy's variables, in their order."""

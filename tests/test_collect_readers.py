@@ -206,7 +206,6 @@ def test_ray_data_reads_the_directory_with_tensors_in_shape(found, session_ray):
         assert bits(batch[name][order]) == bits(rows[name]), name
 
 
-@pytest.mark.xfail(reason="pyarrow 26 has no numpy arrays of boolean tensors", strict=False)
 def test_ray_data_reads_arrays_of_booleans(found, session_ray):
     ray_data = pytest.importorskip("ray.data")
     dataset, rows = found
