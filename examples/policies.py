@@ -190,7 +190,9 @@ class RecurrentPolicy:
         )
         network.create_variables()
         self._tf_policy = actor_policy.ActorPolicy(step_spec, spec, network)
-        self._policy = py_tf_eager_policy.PyTFEagerPolicy(self._tf_policy, use_tf_function=True)
+        self._policy = py_tf_eager_policy.PyTFEagerPolicy(
+            self._tf_policy, use_tf_function=True, batch_time_steps=False
+        )
         self._time_step = ts.TimeStep
         tf.random.set_seed(seed)
 

@@ -50,7 +50,9 @@ OF_PEERS = ("highway", "dm_control", "mujoco_torch")
 def collected(name, directory, **bindings):
     """What the command of a gin file collects, run where the file says, on the Ray of the tests."""
     pytest.importorskip("absl")
-    data = pytest.importorskip("pyarrow") and __import__("envfleet.collect.dataset").collect.dataset
+    pytest.importorskip("pyarrow")
+    from envfleet.collect import load
+
     script = Path(sys.executable).with_name("envfleet-collect")
     command = [str(script)] if script.exists() else [sys.executable, "-m", "envfleet.collect"]
     done = subprocess.run(
@@ -65,7 +67,7 @@ def collected(name, directory, **bindings):
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, data.load(directory)
+    return done.stdout, load(directory)
 
 
 @pytest.mark.parametrize(
