@@ -37,6 +37,7 @@ ARRANGEMENTS = {
     "six in two": {"backend": "local", "num_actors": 2, "envs_per_actor": 3},
     "on Ray": {"num_actors": 2, "envs_per_actor": 2},
     "central": {"num_actors": 2, "envs_per_actor": 2, "inference": "central"},
+    "first-ready": {"num_actors": 4, "inference": "central", "min_ready": 2},
 }
 arranged = pytest.mark.parametrize("how", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 HERE = {"backend": "local", "num_actors": 2, "envs_per_actor": 2}

@@ -25,6 +25,7 @@ ARRANGEMENTS = {
     "on Ray": {"num_actors": 2, "envs_per_actor": 2},
     "on Ray, together": {"num_actors": 2, "envs_per_actor": 2, "max_policy_lag": 0},
     "central": {"num_actors": 2, "envs_per_actor": 2, "inference": "central"},
+    "first-ready": {"num_actors": 2, "envs_per_actor": 2, "inference": "central", "min_ready": 1},
 }
 arranged = pytest.mark.parametrize("how", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 
@@ -118,8 +119,9 @@ def test_seconds_end_a_run_and_what_is_on_its_way_still_comes():
     assert stats.num_steps == sum(chunk.num_steps for chunk in chunks) > 0
 
 
-def test_an_episode_that_is_too_long_is_truncated():
-    how = {"num_actors": 1, "envs_per_actor": 3, "backend": "local", "max_episode_steps": 4}
+@pytest.mark.parametrize("more", [{}, {"inference": "central", "min_ready": 2}])
+def test_an_episode_that_is_too_long_is_truncated(more):
+    how = {"num_actors": 3, "backend": "local", "max_episode_steps": 4, **more}
     chunks, _ = collect(limits={"max_episodes": 12}, **how)
     for number, rows in episodes_of(chunks).items():
         expected = expected_episode(number)
@@ -130,6 +132,14 @@ def test_an_episode_that_is_too_long_is_truncated():
             assert last[:4] == (4, LAST, *expected[4][2:4])
         else:
             assert rows == expected
+
+
+def test_a_central_policy_need_not_wait_for_the_slowest():
+    slow, fast = (functools.partial(SeededEnv, seconds) for seconds in (0.05, 0.001))
+    how = {"inference": "central", "num_actors": 2, "min_ready": 1}
+    chunks, _ = collect([slow, fast], limits={"max_seconds": 1.5}, **how)
+    steps = sum(np.count_nonzero(c.mask & (c.step_type != LAST), axis=0) for c in chunks)
+    assert steps[1] > 4 * steps[0] > 0  # in lockstep they would have the same
 
 
 def test_the_row_after_a_chunk_is_where_the_next_one_begins():
@@ -277,7 +287,10 @@ def test_a_failure_is_raised_as_it_was(tmp_path):
         collect(fails, limits={"max_steps": 100}, num_actors=2)
 
 
-@pytest.mark.parametrize("how", [{"backend": "local"}, {}, {"inference": "central"}])
+@pytest.mark.parametrize(
+    "how",
+    [{"backend": "local"}, {}, {"inference": "central"}, {"inference": "central", "min_ready": 1}],
+)
 def test_an_episode_that_a_failure_cuts_is_truncated_and_the_next_has_its_own_seed(tmp_path, how):
     fails = functools.partial(collecting.FailsOnce, raising, str(tmp_path / "once"))
     how = {**how, "envs_per_actor": 2, "on_failure": "restart"}
@@ -295,9 +308,10 @@ def test_an_episode_that_a_failure_cuts_is_truncated_and_the_next_has_its_own_se
     assert [failure.index for failure in stats.failures] == [wrong[0] % 2]
 
 
-def test_an_episode_whose_reset_failed_is_the_one_of_its_seed(tmp_path):
+@pytest.mark.parametrize("how", [{}, {"inference": "central", "min_ready": 1}])
+def test_an_episode_whose_reset_failed_is_the_one_of_its_seed(tmp_path, how):
     fails = functools.partial(collecting.FailsInReset, raising, str(tmp_path / "once"), 2)
-    how = {"envs_per_actor": 2, "on_failure": "restart", "backend": "local"}
+    how = {"envs_per_actor": 2, "on_failure": "restart", "backend": "local", **how}
     chunks, stats = collect(fails, limits={"max_episodes": 8}, **how)
     assert episodes_of(chunks) == {k: expected_episode(k) for k in range(8)}
     assert len(stats.failures) == 1
@@ -340,6 +354,11 @@ def test_a_run_needs_a_rule_that_ends_it():
         ({"inference": "here"}, "inference is 'here', expected 'actors' or 'central'"),
         ({"max_policy_lag": -1}, "max_policy_lag is -1"),
         ({"seed": -1}, "seed is -1"),
+        ({"min_ready": 1}, "min_ready is 1, expected 1 to 1"),
+        (
+            {"inference": "central", "num_actors": 2, "min_ready": 3},
+            "min_ready is 3, expected 1 to 2",
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

@@ -64,6 +64,9 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
       num_actors: how many actors.
       envs_per_actor: how many environments in each.
       inference: where the policy is: ``"actors"`` or ``"central"``.
+      min_ready: with a central policy, how many environments have to be ready for it to act again;
+        the others' rows come in later ticks, and count as every environment's do. None: all,
+        in lockstep.
       chunk_length: ticks of a chunk; the last one of a run may have less.
       seed: of the run; None draws one.
       max_policy_lag: how many calls of `set_policy` a chunk may be behind when it comes. 0: the
@@ -88,6 +91,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
         envs_per_actor: int = 1,
         *,
         inference: Literal["actors", "central"] = "actors",
+        min_ready: int | None = None,
         chunk_length: int = 128,
         seed: int | None = None,
         max_policy_lag: int | None = None,
@@ -113,6 +117,13 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
                 raise TypeError(f"{name} is {value!r}, expected an int")
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
+        if min_ready is not None and (
+            inference != "central" or not 1 <= min_ready <= num_actors * envs_per_actor
+        ):
+            raise ValueError(
+                f"min_ready is {min_ready}, expected 1 to {num_actors * envs_per_actor}, which are "
+                "all environments, and inference='central'"
+            )
         if max_policy_lag is not None and max_policy_lag < 0:
             raise ValueError(f"max_policy_lag is {max_policy_lag}, expected at least 0, or None")
         if policy is not None and not (callable(policy) or hasattr(policy, "action")):
@@ -131,6 +142,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
             inference=inference,
             chunk_length=chunk_length,
             max_episode_steps=max_episode_steps,
+            min_ready=min_ready,
             on_failure=on_failure,
             max_restarts=max_restarts,
             step_timeout=step_timeout,

@@ -50,6 +50,7 @@ class Crew:
         inference: str,
         chunk_length: int,
         max_episode_steps: int | None,
+        min_ready: int | None,
         on_failure: str,
         max_restarts: int,
         step_timeout: float | None,
@@ -101,6 +102,7 @@ class Crew:
                     first_env=first,
                     num_envs=self.num_envs,
                     max_episode_steps=max_episode_steps,
+                    min_ready=min_ready,
                 )
                 for first in range(0, self.num_envs, self.envs_per_worker)
             ]

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 _OF_THE_RUN = frozenset(
     {
         *("output_dir", "max_steps", "max_episodes", "max_seconds", "resume", "progress"),
-        *("shard_megabytes", "shard_seconds", "num_actors", "envs_per_actor", "inference"),
+        *(
+            "shard_megabytes",
+            "shard_seconds",
+            "num_actors",
+            "envs_per_actor",
+            "inference",
+            "min_ready",
+        ),
         *("chunk_length", "max_policy_lag", "on_failure", "max_restarts", "step_timeout"),
         *("reset_timeout", "start_timeout", "actor_options", "ray_init", "backend", "seed"),
     }
@@ -209,7 +216,13 @@ class _Planned(Collector):
 
     def _hire(self, **arguments: Any) -> Crew:
         self.asked = dict(arguments)
-        one = {"num_actors": 1, "envs_per_actor": 1, "inference": "actors", "backend": "local"}
+        one = {
+            "num_actors": 1,
+            "envs_per_actor": 1,
+            "inference": "actors",
+            "backend": "local",
+            "min_ready": None,
+        }
         if isinstance(arguments["env_constructor"], list | tuple):
             one["env_constructor"] = arguments["env_constructor"][0]
         return super()._hire(**{**arguments, **one})

@@ -117,19 +117,33 @@ class BatchedPolicy:
         self._state = self._initial
         self._is_recurrent = self._initial is not None and not _is_empty(self._initial)
 
-    def actions(self, time_step: Any, seeds: np.ndarray[Any, Any]) -> Any:
-        """Actions for every environment; leaves have shape ``(batch_size, *shape)``."""
+    def actions(
+        self,
+        time_step: Any,
+        seeds: np.ndarray[Any, Any],
+        acting: np.ndarray[Any, Any] | None = None,
+    ) -> Any:
+        """Actions for every environment; leaves have shape ``(batch_size, *shape)``.
+
+        Where only some act, the state of the others stays as it is: bool of shape
+        ``(batch_size,)``, None for all.
+        """
         told = {"seeds": seeds} if self._takes_seeds else {}
         if not self._is_recurrent:
             given = self._action(time_step, **told)
             return given.action if _is_step(given) else given
         is_first = np.asarray(time_step.step_type) == _FIRST
+        if acting is not None:
+            is_first &= acting
         if is_first.any():
             self._state = map_leaves(
                 functools.partial(_where, is_first), self._initial, self._state
             )
         given = self._action(time_step, self._state, **told)
-        action, self._state = (given.action, given.state) if _is_step(given) else given
+        action, state = (given.action, given.state) if _is_step(given) else given
+        if acting is not None:
+            state = map_leaves(functools.partial(_where, acting), state, self._state)
+        self._state = state
         return action
 
     def set_weights(self, weights: Any, version: int) -> None:

@@ -80,6 +80,7 @@ class Rollout:
       first_env: number of the batch's first environment.
       num_envs: how many environments the run has in all.
       max_episode_steps: after so many an episode is truncated; None for no limit.
+      min_ready: the policy acts as soon as so many environments are ready; None for all of them.
     """
 
     def __init__(
@@ -91,11 +92,12 @@ class Rollout:
         first_env: int,
         num_envs: int,
         max_episode_steps: int | None = None,
+        min_ready: int | None = None,
     ) -> None:
         size = batch.batch_size
         self._batch, self._policy = batch, policy
         self._seed, self._num_envs = seed, num_envs
-        self._max_episode_steps = max_episode_steps
+        self._max_episode_steps, self._min_ready = max_episode_steps, min_ready
         self._env_ids = np.arange(first_env, first_env + size)
         spec = batch.time_step_spec()
         self._observations = Layout(spec.observation, "observation")
@@ -112,10 +114,13 @@ class Rollout:
         self._keys = np.zeros(size, np.uint64)
         self._seeds = np.zeros(size, np.int64)
         self._left = np.full(size, _NO_LIMIT)  # steps that each environment may still take
-        self._failures = [0] * size
+        self._failures = np.zeros(size, np.int64)  # of each environment, as far as they are known
         self._failed = np.zeros(size, bool)  # whose episode a failure has cut short
         self._needs_reset = np.zeros(size, bool)  # a step would not reset it
         self._is_seedable = True
+        self._flying = np.zeros(size, bool)  # under way, which only `min_ready` leaves over
+        self._acted = np.zeros(size, bool)  # whose action has not shown yet what comes of it
+        self._tick = np.zeros(size, np.int64)  # of that action
 
     # -- what there is to do -----------------------------------------------------------------------
 
@@ -154,7 +159,8 @@ class Rollout:
     def _present(self) -> Array:
         """Who has a row in the next tick: who may act, and who shows the end of an episode."""
         is_last = np.asarray(self._now.step_type) == LAST
-        return np.asarray((self._episode >= 0) & ((self._left > 0) | is_last))
+        can_act = (self._left > 0) | is_last
+        return np.asarray((self._episode >= 0) & can_act & ~self._flying)
 
     @property
     def is_idle(self) -> bool:
@@ -188,30 +194,41 @@ class Rollout:
         if self._now is None:
             self._begin(np.arange(len(self._env_ids)))
             self._now = self._batch.reset()
-            self._check_first(np.arange(len(self._env_ids)))
+            self._reset_again(self._have_failed(np.ones(len(self._env_ids), bool)))
         rows = _Rows(self, ticks)
         tick = 0
-        while tick < ticks and (present := self._present()).any():
-            self._tick(rows, tick, present)
+        while tick < ticks and ((present := self._present()).any() or self._flying.any()):
+            self._go_on(rows, tick, present)
             tick += 1
             if time.monotonic() >= until:
                 break
+        while self._flying.any():
+            self._take(rows, self._landed(self._batch.batch_size))
         return rows.chunk(tick)
 
-    def _tick(self, rows: _Rows, tick: int, present: Array) -> None:
+    def _go_on(self, rows: _Rows, tick: int, present: Array) -> None:
         """Every environment that is present gives a row, and goes on."""
         now = self._now
         is_last = np.asarray(now.step_type) == LAST
-        actions = self._policy.actions(now, seeding.of_steps(self._keys, self._t))
-        columns = self._actions.columns(actions, len(present))
         acting = present & ~is_last
+        chosen = None if self._min_ready is None else acting
+        actions = self._policy.actions(now, seeding.of_steps(self._keys, self._t), chosen)
+        columns = self._actions.columns(actions, len(present))
         rows.put_before(tick, now, columns, present, acting)
         moving = acting
         if is_last.any():
             over = np.flatnonzero(is_last & present)
             self._begin(over)
             moving = acting | (is_last & present & (self._episode >= 0))
-        after = self._moved(moving, columns)
+        self._acted |= acting
+        self._tick[acting] = tick
+        self._take(rows, self._moved(moving, columns))
+
+    def _take(self, rows: _Rows, landed: tuple[Any, Array]) -> None:
+        """Writes what came of actions, of those that have landed."""
+        after, who = landed
+        acting = self._acted & who
+        self._acted &= ~acting
         if self._max_episode_steps is not None:
             is_long = acting & (self._t + 1 >= self._max_episode_steps)
             is_long &= after.step_type != LAST
@@ -219,25 +236,34 @@ class Rollout:
             self._needs_reset |= is_long
         self._now = after
         if (after.step_type != _MID).any():
-            self._note_failures(after, acting)
-        rows.put_after(tick, after, acting)
+            self._note_failures(after, acting, who)
+        rows.put_after(self._tick, after, acting)
         self._t[acting] += 1
         self._left[acting] -= 1
 
-    def _moved(self, moving: Array, columns: list[Array]) -> Any:
-        """The time step of the whole batch after a step, or reset, of those that move."""
+    def _moved(self, moving: Array, columns: list[Array]) -> tuple[Any, Array]:
+        """Steps, or resets, those that move; as `_landed`."""
         resetting = moving & self._needs_reset
         stepping = moving & ~resetting
-        if stepping.all():
-            return self._batch.step(self._actions.unflatten(columns))
-        after = None
+        if stepping.all() and self._min_ready is None:
+            return self._batch.step(self._actions.unflatten(columns)), moving
         if stepping.any():
             ids = np.flatnonzero(stepping)
             self._batch.send(self._actions.unflatten([column[ids] for column in columns]), ids)
-            self._batch.drain()
         if resetting.any():
-            after = self._reset(np.flatnonzero(resetting))
-        return self._batch.current_time_step() if after is None else after
+            self._batch.async_reset(np.flatnonzero(resetting).tolist())
+            self._needs_reset[resetting] = False
+        self._flying |= moving
+        return self._landed(self._min_ready or len(moving))
+
+    def _landed(self, at_least: int) -> tuple[Any, Array]:
+        """The time step of the whole batch when so many have landed; and who has."""
+        who = np.zeros(len(self._flying), bool)
+        number = min(at_least, int(np.count_nonzero(self._flying)))
+        if number:
+            who[self._batch.recv(number)[1]] = True
+        self._flying &= ~who
+        return self._batch.current_time_step(), who
 
     def _reset(self, rows: Array) -> Any:
         self._needs_reset[rows] = False
@@ -281,26 +307,34 @@ class Rollout:
             self._is_seedable = False
             _log.warning("episodes are not reproducible: %s", problem)
 
-    def _note_failures(self, after: Any, acting: Array) -> None:
+    def _note_failures(self, after: Any, acting: Array, who: Array) -> None:
         """Whose episode was cut by a failure, and whose first time step is not the seed's."""
-        failures = self._batch.num_failures
-        if failures == self._failures:
+        changed = self._have_failed(who)
+        if not changed.any():
             return
-        changed = np.asarray(failures) != self._failures
         cut = changed & acting & (after.step_type == LAST)
         self._failed |= cut
         self._needs_reset |= cut  # a step would show what the restart began with, by another seed
-        self._check_first(np.flatnonzero(changed & (after.step_type == FIRST)))
-        self._failures = self._batch.num_failures
+        self._reset_again(changed & (after.step_type == FIRST))
 
-    def _check_first(self, rows: Array) -> None:
-        """Resets again those that failed in their reset: what was rebuilt has another seed."""
-        failures = self._batch.num_failures
-        again = [row for row in rows.tolist() if failures[row] != self._failures[row]]
-        self._failures = failures
-        if again:
-            self._seed_episodes({row: (int(self._seeds[row]),) for row in again})
-            self._now = self._batch.reset(again)
+    def _have_failed(self, who: Array) -> Array:
+        """Which of those that have landed failed since this was asked last."""
+        failures = np.asarray(self._batch.num_failures)
+        changed = who & (failures != self._failures)
+        self._failures[who] = failures[who]
+        return np.asarray(changed)
+
+    def _reset_again(self, again: Array) -> None:
+        """Resets those that failed in their reset: what was rebuilt has another seed."""
+        while again.any():
+            rows = np.flatnonzero(again).tolist()
+            self._seed_episodes({row: (int(self._seeds[row]),) for row in rows})
+            if self._min_ready is not None:
+                self._batch.async_reset(rows)
+                self._flying |= again
+                return
+            self._now = self._batch.reset(rows)
+            again = self._have_failed(again)
 
 
 class _Rows:
@@ -337,21 +371,26 @@ class _Rows:
             _clear(self._action, tick, ~acting)
             self._failed[tick] = rollout._failed & present & ~acting
 
-    def put_after(self, tick: int, after: Any, acting: Array) -> None:
-        """What came of it."""
+    def put_after(self, ticks: Array, after: Any, acting: Array) -> None:
+        """What came of actions, in the ticks in which they were chosen."""
         rollout = self._rollout
-        _put(self._reward, tick, rollout._rewards.flatten(after.reward))
+        rewards = rollout._rewards.flatten(after.reward)
         discounts = rollout._discounts.flatten(after.discount)
-        _put(self._discount, tick, discounts)
-        if not acting.all():
-            _clear(self._reward, tick, ~acting)
-            _clear(self._discount, tick, ~acting)
+        if acting.all() and (ticks == ticks[0]).all():
+            _put(self._reward, ticks[0], rewards)
+            _put(self._discount, ticks[0], discounts)
+        else:
+            at = ticks[acting], np.flatnonzero(acting)
+            for columns, leaves in (self._reward, rewards), (self._discount, discounts):
+                for column, leaf in zip(columns, leaves, strict=True):
+                    column[at] = leaf[acting]
         is_over = acting & (after.step_type == LAST)
         if is_over.any():
             flat = np.concatenate([np.reshape(d, (len(acting), -1)) for d in discounts], axis=1)
             is_final = (flat == 0).all(axis=1)
-            self._terminated[tick] = is_over & is_final
-            self._truncated[tick] = is_over & ~is_final
+            rows = np.flatnonzero(is_over)
+            self._terminated[ticks[rows], rows] = is_final[rows]
+            self._truncated[ticks[rows], rows] = ~is_final[rows]
 
     def chunk(self, ticks: int) -> Chunk:
         """The rows of so many ticks."""

@@ -96,7 +96,7 @@ class Worker(dm_env.Environment):  # type: ignore[misc]
       seed: of the run.
       first_env: number of its first environment.
       num_envs: how many environments the run has in all.
-      max_episode_steps: as for `Rollout`.
+      max_episode_steps, min_ready: as for `Rollout`.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Worker(dm_env.Environment):  # type: ignore[misc]
         first_env: int,
         num_envs: int,
         max_episode_steps: int | None,
+        min_ready: int | None,
     ) -> None:
         self._batch = make_batch(env_constructors)
         self._first_env = first_env
@@ -129,6 +130,7 @@ class Worker(dm_env.Environment):  # type: ignore[misc]
                 first_env=first_env,
                 num_envs=num_envs,
                 max_episode_steps=max_episode_steps,
+                min_ready=min_ready,
             )
         except BaseException:
             self._batch.close()
