@@ -158,7 +158,7 @@ def written(task: Task, steps: int, directory: Path) -> dict[str, float]:
     )
     act, kind = sampler(env.action_space)
     raw += result.num_steps * (np.asarray(act(), kind).nbytes + 8)  # and a reward
-    size = sum(path.stat().st_size for path in directory.glob("*.parquet"))
+    size = sum(path.stat().st_size for path in directory.glob("data/*.parquet"))
     return {"rate": result.num_steps / result.seconds, "bytes_of_raw": size / raw}
 
 

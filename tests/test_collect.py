@@ -80,6 +80,10 @@ def rows_by_episode(dataset):
     return found
 
 
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
 def expected(number):
     return {k: expected_episode(k) for k in range(number)}
 
@@ -218,10 +222,10 @@ def test_a_dataset_that_is_gone_on_with_is_the_same_as_one_in_one_go(tmp_path, l
 
 def test_one_that_is_complete_starts_nothing_and_stays_as_it_is(tmp_path):
     collected(tmp_path / "set", max_steps=50, **HERE)
-    before = {path: path.read_bytes() for path in (tmp_path / "set").iterdir()}
+    before = contents(tmp_path / "set")
     result, _ = collected(tmp_path / "set", max_steps=50, resume=True, num_actors=10**6)
     assert (result.stopped_by, result.seconds) == ("max_steps", 0.0)
-    assert {path: path.read_bytes() for path in (tmp_path / "set").iterdir()} == before
+    assert contents(tmp_path / "set") == before
 
 
 def test_what_seconds_cut_short_is_taken_again(tmp_path):
@@ -364,7 +368,7 @@ def test_a_shard_that_cannot_be_written_ends_the_run_with_a_clear_error(tmp_path
                 tmp_path / "set",
                 env_constructor=SeededEnv,
                 seed=3,
-                max_episodes=20_000,
+                max_episodes=3000,
                 resume=True,
                 **HERE,
             )
@@ -455,7 +459,7 @@ def until(condition, process, seconds=60):
 
 
 def shards_of(directory):
-    return [*Path(directory).glob("shard-*.parquet")]
+    return [*Path(directory).glob("data/shard-*.parquet")]
 
 
 def check_sound(directory):

@@ -155,7 +155,7 @@ cut               str      ()
 
 def test_bytes_are_those_of_the_shards_on_disk(tmp_path):
     made = Made(tmp_path / "d").shard([0], [10], [0], [BEGAN])
-    size = sum(path.stat().st_size for path in made.path.glob("*.parquet"))
+    size = sum(path.stat().st_size for path in made.path.glob("data/*.parquet"))
     assert f"1 of {size / 1000:.3g} kB, {size / 10:,.1f} bytes a step" in made.text()
 
 

@@ -3,7 +3,7 @@
 ::
 
     dataset.json            written first and never changed: columns, seed, what was collected
-    shard-0000-....parquet  whole episodes; see `envfleet.collect.shards`
+    data/shard-....parquet  whole episodes; see `envfleet.collect.shards`
     config.gin              gin's configuration, and what of it was used
     operative_config.gin
     failures.jsonl          environments and actors that failed
@@ -90,7 +90,7 @@ class Dataset:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         self.columns = Columns.from_json(self.manifest["columns"])
-        self.shards = [shards.read(self.path / name) for name in shards.names(self.path)]
+        self.shards = [shards.read(path) for path in shards.paths(self.path)]
         self._include_cut = include_cut
         ids = Episodes.joined([shard.episodes for shard in self.shards]).episode_id
         if len(np.unique(ids)) < len(ids):

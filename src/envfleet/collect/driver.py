@@ -300,7 +300,7 @@ def _before(
     from envfleet.collect.dataset import MANIFEST, read_manifest
 
     if not (directory / MANIFEST).exists():
-        if shards.names(directory):
+        if shards.paths(directory):
             raise FileExistsError(
                 errno.EEXIST, f"there are shards, but no {MANIFEST}", str(directory)
             )

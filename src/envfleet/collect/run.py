@@ -191,9 +191,9 @@ class Run:
 
     def _find(self, worker: int) -> None:
         """Finds what a worker that was lost had written and could not say any more."""
-        for name in shards.names(self._directory):
-            if name.startswith(f"shard-{worker:04d}-"):
-                self._ledger.add_written(shards.read(self._directory / name).episodes)
+        for path in shards.paths(self._directory):
+            if path.name.startswith(f"shard-{worker:04d}-"):
+                self._ledger.add_written(shards.read(path).episodes)
 
     # -- beginning and end -------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ def take_stock(
     Not where it is just what is asked for.
     """
     shards.fence(directory)
-    found = [shards.read(directory / name) for name in shards.names(directory)]
+    found = [shards.read(path) for path in shards.paths(directory)]
     everything, whole = Ledger(max_steps, max_episodes), Ledger(max_steps, max_episodes)
     for shard in found:
         everything.add_written(shard.episodes)
@@ -341,8 +341,8 @@ def trim(directory: Path, columns: Columns, end: End | None) -> None:
     """Takes away what is beyond the end: those that were faster had gone on."""
     if end is None or end.rule != "max_steps":
         return
-    for name in shards.names(directory):
-        shard = shards.read(directory / name)
+    for path in shards.paths(directory):
+        shard = shards.read(path)
         ids, lengths = shard.episodes.episode_id, shard.episodes.length
         is_last = (ids == end.episode) & (end.steps > 0)
         kept = (ids < end.episode) | is_last

@@ -1,10 +1,10 @@
 """Shards: the files of a dataset, each of which appears whole or not at all.
 
-A shard is a Parquet file of whole episodes whose footer lists them; the shards that stand in a
-dataset's directory are the truth about what is in it. A writer has a directory of its own in
-``_staging``, which readers of Parquet pass by: it writes there, syncs, and renames the file into
-place. Whoever takes a writer's place first takes that directory away (`fence`): what the other one
-may still write, alive on a node that was given up, then appears no more.
+A shard is a Parquet file of whole episodes whose footer lists them; the shards in the directory
+``data`` of a dataset, in which there is nothing else, are the truth about what is in it. A writer
+has a directory of its own in ``_staging`` beside it: it writes there, syncs, and renames the file
+into place. Whoever takes a writer's place first takes that directory away (`fence`): what the other
+one may still write, alive on a node that was given up, then appears no more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from envfleet.collect.episodes import Episodes
 
 Array = np.ndarray[Any, Any]
 
-_STAGING = "_staging"
+_DATA, _STAGING = "data", "_staging"
 _KEY = b"envfleet"
 _LAST = 2
 _ROW_GROUP_BYTES = 64 << 20
@@ -60,6 +60,7 @@ class ShardWriter:
         self._name = f"{worker:04d}-{uuid.uuid4().hex[:12]}"
         self._staging = directory / _STAGING / self._name
         self._staging.mkdir(parents=True)
+        (directory / _DATA).mkdir(exist_ok=True)
         fence(directory, worker, but=self._name)
         self._sequence = 0
 
@@ -72,7 +73,8 @@ class ShardWriter:
         name = f"shard-{self._name}-{self._sequence:06d}.parquet"
         self._sequence += 1
         footer = _to_json(self._worker, self._node, episodes)
-        return _put(self._directory, self._staging / name, table, footer, self._columns)
+        final = self._directory / _DATA / name
+        return _put(self._staging / name, final, table, footer, self._columns)
 
     def close(self) -> None:
         """Removes its directory."""
@@ -97,11 +99,9 @@ def remove_staging(directory: Path) -> None:
         (directory / _STAGING).rmdir()
 
 
-def names(directory: Path) -> list[str]:
-    """File names of the shards that stand in a directory, in order."""
-    with os.scandir(directory) as entries:
-        found = [entry.name for entry in entries]
-    return sorted(n for n in found if n.startswith("shard-") and n.endswith(".parquet"))
+def paths(directory: Path) -> list[Path]:
+    """The shards that stand in a dataset's directory, in the order of their names."""
+    return sorted((directory / _DATA).glob("shard-*.parquet"))
 
 
 def read(path: Path) -> Shard:
@@ -152,12 +152,12 @@ def rewrite(
         if number in steps:
             end_at(rows, int(first[i + 1]) - 1, columns)
     after = after._replace(returns=sums(rows, first[:-1], columns))
-    staging = shard.path.parent / _STAGING / f"rewritten-{uuid.uuid4().hex}"
+    staging = shard.path.parents[1] / _STAGING / f"rewritten-{uuid.uuid4().hex}"
     staging.mkdir(parents=True)
     try:
         footer = _to_json(shard.worker, shard.node, after)
         table = columns.table(rows, reasons(after))
-        _put(shard.path.parent, staging / shard.path.name, table, footer, columns)
+        _put(staging / shard.path.name, shard.path, table, footer, columns)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -197,7 +197,7 @@ def sums(rows: Mapping[str, Array], first: Any, columns: Columns) -> Array:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _put(directory: Path, aside: Path, table: pa.Table, footer: bytes, columns: Columns) -> Path:
+def _put(aside: Path, final: Path, table: pa.Table, footer: bytes, columns: Columns) -> Path:
     """Writes a file aside, syncs it and renames it into place."""
     try:
         with open(aside, "xb") as file:
@@ -214,13 +214,12 @@ def _put(directory: Path, aside: Path, table: pa.Table, footer: bytes, columns: 
                 writer.add_key_value_metadata({_KEY: footer})
             file.flush()
             os.fsync(file.fileno())
-        final = directory / aside.name
         os.replace(aside, final)
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    _sync(directory)
+    _sync(final.parent)
     return final
 
 
