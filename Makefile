@@ -22,7 +22,8 @@ CHAOS_ARGS ?=
 # What the tests of TF-Agents run on: its last release, which needs Python 3.11 at most.
 TF_PACKAGES := tensorflow-cpu==2.15.1 tf-agents==0.19.0 gymnasium 'pytest>=9' hypothesis attrs rich
 TF_TESTS ?= tests/test_tf_agents.py tests/test_interop_tf_agents.py tests/test_layout.py \
-  tests/test_specs.py tests/test_migrate.py tests/test_collect_examples.py
+  tests/test_specs.py tests/test_migrate.py \
+  tests/test_collect_examples.py::test_recurrent_policy_collects_and_takes_its_weights
 
 # What the tests of the other faces run on. dm-control asks for any MuJoCo, but fails with 4.0.
 PEER_PACKAGES := stable-baselines3 moviepy opencv-python-headless dm-control 'mujoco>=3.17,<4' \

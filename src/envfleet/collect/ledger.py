@@ -80,7 +80,7 @@ class Ledger:
 
     def lose(self, worker: int) -> None:
         """A worker is gone, with what it had in memory."""
-        self._losses.update([*self.waiting[worker], *self.running[worker]])
+        self._losses.update(self.running[worker])
         self.waiting[worker], self.running[worker] = {}, {}
 
     def attempts(self) -> dict[int, int]:
