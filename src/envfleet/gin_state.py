@@ -186,6 +186,14 @@ def bound(selector: str, parameter: str) -> Any:
     return None
 
 
+def reference(value: Any) -> str | None:
+    """How a gin file refers to a configurable, scope and all; None of anything else."""
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        return None
+    found = _find(value)
+    return None if found is None else "/".join(filter(None, [found[1], found[0].selector]))
+
+
 def bindings() -> dict[str, str]:
     """Every binding as text, by its key; with the values of macros in the place of their names."""
     macros = {

@@ -202,9 +202,8 @@ def _arrow(values: Array, field: pa.Field) -> pa.Array:
             raise TypeError(f"{field.name} is no text: {problem}") from None
     if not isinstance(field.type, pa.FixedShapeTensorType):
         return pa.array(values, field.type)
-    flat = pa.array(
-        np.ascontiguousarray(values, field.type.value_type.to_pandas_dtype()).reshape(-1)
-    )
+    kept = values.astype(np.uint8) if values.dtype == bool else values
+    flat = pa.array(np.ascontiguousarray(kept).reshape(-1))
     size = int(np.prod(field.type.shape))
     return pa.ExtensionArray.from_storage(field.type, pa.FixedSizeListArray.from_arrays(flat, size))
 

@@ -152,8 +152,9 @@ def _collect(flags: Any) -> int:
 def _summary(result: CollectResult) -> str:
     rate = f", {result.steps_per_second:,.0f} steps/s" if result.seconds else ""
     failed = f"; {result.num_failures:,} failures" if result.num_failures else ""
+    episodes = f"{result.num_episodes:,} episode{'' if result.num_episodes == 1 else 's'}"
     return (
-        f"{result.num_steps:,} steps in {result.num_episodes:,} episodes{rate}; stopped by "
+        f"{result.num_steps:,} steps in {episodes}{rate}; stopped by "
         f"{result.stopped_by}{failed}\n{result.path}/report.html shows them"
     )
 

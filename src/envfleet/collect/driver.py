@@ -392,6 +392,8 @@ def words(value: Any) -> str:
     if hasattr(value, "func"):  # functools.partial
         keywords = [f"{name}={words(one)}" for name, one in value.keywords.items()]
         return f"{words(value.func)}({', '.join([*map(words, value.args), *keywords])})"
+    if (reference := gin_state.reference(value)) is not None:
+        return reference
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -15,7 +15,8 @@ returns is a callable or an object with a method ``action``, of a batch of time 
 A named tuple with fields ``action`` and ``state``, as of TF-Agents, may be returned instead. The
 rows of a state are set to its initial ones where an episode begins. `seeds` depend on the run's
 seed, on the episode and on the step: what a policy draws from them does not depend on which
-environments share its batch, which a generator of its own does.
+environments share its batch, which a generator of its own does. (What a network computes may: the
+last bits of a matrix product depend on how many rows it has; ``examples/policies.py`` pads them.)
 """
 
 from __future__ import annotations
