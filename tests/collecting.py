@@ -190,3 +190,39 @@ class Structured(dm_env.Environment):
 def failing_once(fault, path, after=3):
     """A constructor of `FailsOnce`."""
     return functools.partial(FailsOnce, fault, str(path), after)
+
+
+class Talking(dm_env.Environment):
+    """Its actions are texts; 2 steps."""
+
+    def reset(self):
+        self.t = 0
+        return dm_env.restart(np.float32(0))
+
+    def step(self, action):
+        assert action == "left"
+        self.t += 1
+        end = dm_env.termination if self.t == 2 else dm_env.transition
+        return end(1.0, np.float32(self.t))
+
+    def observation_spec(self):
+        return specs.Array((), np.float32)
+
+    def action_spec(self):
+        return specs.StringArray((), name="word")
+
+
+def speak(time_step):
+    """A policy with one word."""
+    return np.full(len(time_step.step_type), "left", object)
+
+
+@gin.register
+class Complex(SeededEnv):
+    """Shows what no dataset holds."""
+
+    def shown(self):
+        return np.complex64(1)
+
+    def observation_spec(self):
+        return specs.Array((), np.complex64)

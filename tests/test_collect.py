@@ -30,7 +30,9 @@ import pyarrow.parquet as pq
 import ray
 
 from envfleet.collect import collect, load
-from envfleet.collect.shards import ShardWriter, fence
+from envfleet.collect.episodes import Episodes
+from envfleet.collect.ledger import Ledger
+from envfleet.collect.shards import ShardWriter, fence, rewrite
 
 ARRANGEMENTS = {
     "one": {"backend": "local"},
@@ -209,6 +211,12 @@ def test_policy_versions_structures_and_texts_stand_in_their_columns(tmp_path):
     assert episode.policy_version.tolist() == [0, 0, 0]
 
 
+def test_actions_may_be_texts(tmp_path):
+    how = {"env_constructor": collecting.Talking, "policy": collecting.speak, "max_episodes": 3}
+    _, dataset = collected(tmp_path / "set", **how, **HERE)
+    assert [e.action.tolist() for e in dataset] == [["left", "left"]] * 3
+
+
 # -- going on --------------------------------------------------------------------------------------
 
 
@@ -295,6 +303,61 @@ def test_two_callers_do_not_write_one_dataset(tmp_path):
         with pytest.raises(BlockingIOError, match="another process"):
             collected(tmp_path / "set", max_episodes=2, resume=True, **HERE)
         running.kill()
+
+
+def test_a_run_that_was_killed_before_it_took_away_what_is_beyond_is_put_in_order(tmp_path):
+    steps = sum(len(expected_episode(k)) - 1 for k in range(9))
+    collected(tmp_path / "set", max_episodes=20, **HERE)
+    said = {"max_steps": steps, "max_episodes": None, "stopped_by": None}
+    (tmp_path / "set" / "run.json").write_text(json.dumps(said))
+    for name in ("report.html", "operative_config.gin"):
+        (tmp_path / "set" / name).unlink()
+    result, dataset = collected(tmp_path / "set", max_steps=steps, resume=True, **HERE)
+    assert (result.stopped_by, result.num_steps) == ("max_steps", steps)
+    assert rows_by_episode(dataset) == expected(9)
+    assert (tmp_path / "set" / "report.html").exists()
+
+
+def test_an_episode_that_steps_cut_is_taken_again_where_episodes_are_asked_for(tmp_path):
+    _, dataset = collected(tmp_path / "set", max_steps=101, **HERE)
+    number = len(dataset)
+    assert dataset.episodes().cut
+    _, dataset = collected(tmp_path / "set", max_episodes=number, resume=True, **HERE)
+    assert rows_by_episode(dataset) == expected(number)
+
+
+def test_episodes_beyond_those_that_are_asked_for_are_taken_away(tmp_path):
+    collected(tmp_path / "set", max_episodes=20, **HERE)
+    _, dataset = collected(tmp_path / "set", max_seconds=0.2, resume=True, **HERE)
+    beyond = int(dataset.episodes().episode_id.max())
+    for shard in dataset.shards:  # a hole, as of one that was fast
+        kept = ~np.isin(shard.episodes.episode_id, [15, 16])
+        rewrite(shard, dataset.columns, kept, {}, "")
+    _, dataset = collected(tmp_path / "set", max_episodes=beyond - 5, resume=True, **HERE)
+    assert rows_by_episode(dataset) == expected(beyond - 5)
+
+
+# -- what is known of it ---------------------------------------------------------------------------
+
+
+def test_an_episode_is_tried_with_its_own_seed_until_it_has_cost_three_workers():
+    ledger = Ledger(None, 10)
+    for attempts in ({}, {}, {4: 1}, {4: 2}):
+        ledger.running[0] = {4: 500}
+        ledger.lose(0)
+        assert ledger.attempts() == attempts
+
+
+def test_a_horizon_that_was_too_near_stays_beyond_that():
+    ledger = Ledger(100, None)
+    ended = np.arange(1, 12)
+    length = np.full(11, 10)
+    ledger.add_written(Episodes(ended, ended % 2, length, length * 0.0, length * 0.0, {}, {}))
+    seen = []
+    for _ in range(5):  # episode 0 is missing, and the others were longer than it may be
+        seen += [ledger.horizon(2, True), ledger.horizon(2, False)]
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -641,6 +704,29 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, capsys):
     assert "collecting.SeededEnv.seconds = 0.001" in said  # operative: it was called
     assert "envfleet.Collector.num_actors = 3" in said
     assert not (tmp_path / "set").exists()
+
+
+def test_a_dry_run_makes_no_sense_of_what_the_run_would_not(tmp_path, capsys):
+    target = f"collect.output_dir = '{tmp_path / 'set'}'"
+    assert run(*bound(target, "collect.max_steps = 5", "collect.num_actors = 7"), "--dry_run") == 0
+    assert "7, each with 2 environments" in capsys.readouterr().out
+    gin.clear_config()
+    assert run(*bound(target), "--dry_run") == 2
+    assert "needs one of max_steps" in capsys.readouterr().err
+    gin.clear_config()
+    assert run(*bound(target, "collect.max_step = 5", "collect.max_steps = 5"), "--dry_run") == 2
+    assert "unknown argument: max_step" in capsys.readouterr().err
+
+
+def test_specs_that_a_dataset_cannot_hold_are_one_line_and_leave_nothing(tmp_path, capsys):
+    wrong = "Collector.env_constructor = @collecting.Complex"
+    code = run(*bound(wrong, "collect.max_steps = 5"), f"--output_dir={tmp_path / 'a' / 'set'}")
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.splitlines()[-1].startswith(
+        "envfleet-collect: observation is of shape () and dtype"
+    )
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_configuration_is_in_force_in_actors_and_what_they_used_comes_back(tmp_path):

@@ -587,3 +587,35 @@ def test_a_ray_of_the_users_is_left_running(on_ray):
 
 def test_batch_that_nobody_holds_leaves_no_actor(on_ray):
     ParallelPyEnvironment([ProbeEnv])
+
+
+class SharesItsMemory(dm_env.Environment):
+    """All environments of one process show the same array, which each has written to."""
+
+    shown = np.zeros(3, np.float32)
+
+    def __init__(self, number):
+        self.number = number
+
+    def reset(self):
+        return dm_env.restart(self.show())
+
+    def step(self, action):
+        return dm_env.transition(1, self.show())  # an int: not just as the spec has it
+
+    def show(self):
+        self.shown[:] = self.number
+        return self.shown
+
+    def observation_spec(self):
+        return specs.Array((3,), np.float32)
+
+    def action_spec(self):
+        return specs.DiscreteArray(2)
+
+
+def test_environments_may_show_memory_that_another_one_writes_to(make_batch):
+    constructors = [functools.partial(SharesItsMemory, i) for i in range(4)]
+    with make_batch(constructors, envs_per_actor=4) as batch:
+        for time_step in (batch.reset(), batch.step(np.zeros(4, int))):
+            assert time_step.observation[:, 0].tolist() == [0, 1, 2, 3]

@@ -205,30 +205,41 @@ class EnvActor:
         return self._moved(moved, actions)
 
     def _moved(self, rows: Sequence[int], actions: Sequence[Any]) -> Buffer | Reply:
-        """Advances each of these rows; all that came of it is written at once where it can be."""
-        failures, advanced, time_steps, seconds = [], [], [], []
-        clock = time.perf_counter
+        """Advances each of these rows; the scalars of all are written together."""
+        failures: list[EnvFailure] = []
+        written: list[int] = []
+        time_steps: list[Any] = []
+        flats: list[Sequence[Any]] = []
+        seconds: list[float] = []
+        layout, views, clock = self._layout, self._views, time.perf_counter
         before = clock()
         for row, action in zip(rows, actions):  # noqa: B905  (hot)
             outcome = self._advance(row, action)
             after = clock()
             seconds.append(after - before)
             before = after
-            if type(outcome) is EnvFailure:
+            if type(outcome) is EnvFailure or layout is None:
                 failures.append(outcome)
-            else:
-                advanced.append(row)
+                continue
+            try:
+                flat = layout.flatten(outcome)
+                is_plain = layout.write_arrays(views, row, flat)
+            except Exception:
+                is_plain = False
+            if is_plain:
+                written.append(row)
                 time_steps.append(outcome)
+                flats.append(flat)
+            elif (failure := self._write(row, outcome)) is not None:
+                failures.append(failure)
         if len(self._seconds):
             self._seconds[slice(None) if len(seconds) == len(self._seconds) else rows] = seconds
-        if self._layout is not None and not self._layout.write_all(
-            self._views, advanced, time_steps
-        ):
-            for row, time_step in zip(advanced, time_steps, strict=True):
-                failure = self._write(row, time_step)
+        if layout is not None and not layout.write_scalars(views, written, flats):
+            for row, time_step in zip(written, time_steps, strict=True):
+                failure = self._write(row, time_step, only_scalars=True)
                 if failure is not None:
                     failures.append(failure)
-        return self._reply(failures)
+        return self._reply(sorted(failures, key=lambda failure: failure.index))
 
     def _advance(self, row: int, action: Any) -> Any:
         """One step of one environment, or a reset where its episode has ended or for `_RESET`.
@@ -255,12 +266,12 @@ class EnvActor:
             slot.over = True
             return self._failure(row, "reset" if is_reset else "step", error)
 
-    def _write(self, row: int, time_step: Any) -> EnvFailure | None:
+    def _write(self, row: int, time_step: Any, only_scalars: bool = False) -> EnvFailure | None:
         """Writes one row, and says what is wrong with it."""
         slot, layout = self._slots[row], self._layout
         assert layout is not None
         try:
-            objects = layout.write(self._views, row, time_step)
+            objects = layout.write(self._views, row, time_step, only_scalars)
             if objects:
                 slot.objects = self._carried(objects)
             return None

@@ -186,6 +186,11 @@ def bound(selector: str, parameter: str) -> Any:
     return None
 
 
+def arguments(selector: str) -> dict[str, Any]:
+    """What is bound to the parameters of a configurable."""
+    return dict(gin.get_bindings(selector))
+
+
 def reference(value: Any) -> str | None:
     """How a gin file refers to a configurable, scope and all; None of anything else."""
     if not (inspect.isfunction(value) or inspect.isclass(value)):

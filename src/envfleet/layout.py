@@ -67,6 +67,9 @@ class Layout:
             (i, self.leaves[i].dtype, self.leaves[i].shape, _scalars(self.leaves[i]))
             for i in self._fixed
         ]
+        self._arrays = [
+            (at, i, dtype, shape) for at, (i, dtype, shape, _) in enumerate(self._checks) if shape
+        ]
 
     @property
     def has_objects(self) -> bool:
@@ -202,32 +205,37 @@ class Layout:
             return list(columns[0])
         return [self.unflatten(leaves) for leaves in zip(*columns, strict=True)]
 
-    def write_all(self, views: Sequence[Array], rows: Sequence[int], values: Sequence[Any]) -> bool:
-        """Writes a value into each of these rows, where all are just as the spec has them.
+    def write_arrays(self, views: Sequence[Array], row: int, flat: Sequence[Any]) -> bool:
+        """Writes the arrays among a value's leaves, where all are just as the spec has them.
 
-        False where one is not, or not fixed in size: `write` fits each, and says what is wrong.
+        At once, since an environment may use their memory again. Where it gives False, `write` fits
+        them, and says what is wrong.
         """
-        if self._beside or not values:
-            return False
-        if not self._is_flat:
-            values = [self.flatten(value) for value in values]
+        for at, i, dtype, shape in self._arrays:
+            item = flat[i]
+            if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
+                return False
+            views[at][row] = item
+        return not self._beside
+
+    def write_scalars(
+        self, views: Sequence[Array], rows: Sequence[int], flats: Sequence[Sequence[Any]]
+    ) -> bool:
+        """Writes the scalars of several values, likewise."""
+        if not flats:
+            return True
         at = slice(None) if len(rows) == len(views[0]) else rows
-        try:
-            columns = [*zip(*values, strict=True)]
-            for view, (i, dtype, shape, scalars) in zip(views, self._checks):  # noqa: B905
-                column = columns[i]
-                if set(map(type, column)) <= scalars:
-                    view[at] = column
-                    continue
-                for row, item in zip(rows, column):  # noqa: B905  (hot)
-                    if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
-                        return False
-                    view[row] = item
-        except (TypeError, ValueError, IndexError, SpecMismatch):
-            return False
+        columns = [*zip(*flats, strict=True)]
+        for view, (i, _, shape, scalars) in zip(views, self._checks, strict=True):
+            if shape == ():
+                if not set(map(type, columns[i])) <= scalars:
+                    return False
+                view[at] = columns[i]
         return True
 
-    def write(self, views: Sequence[Array], row: int, value: Any) -> list[Any]:
+    def write(
+        self, views: Sequence[Array], row: int, value: Any, only_scalars: bool = False
+    ) -> list[Any]:
         """Writes one environment's value into its row; returns what travels beside the block.
 
         Raises:
@@ -235,6 +243,8 @@ class Layout:
         """
         flat = self.flatten(value)
         for view, (i, dtype, shape, scalars) in zip(views, self._checks):  # noqa: B905  (hot)
+            if only_scalars and shape:
+                continue
             item = flat[i]
             kind = type(item)
             if kind is np.ndarray:

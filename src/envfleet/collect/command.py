@@ -27,8 +27,11 @@ inspect prints what a dataset holds; export writes it as another kind: minari, a
 for RLlib's offline reader (--to is a directory).
 """
 
-_REFUSED = (TypeError, ValueError, ImportError, OSError, SyntaxError)
-"""What is said in one line, where no environment has raised it."""
+_REFUSED = (
+    *(TypeError, ValueError, ImportError, SyntaxError),
+    *(FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError, BlockingIOError),
+)
+"""What makes no sense: said in one line, where no environment has raised it."""
 
 
 class _Refused(Exception):
@@ -49,12 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(problem), 2)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
-    except NotWritten as problem:
-        return _say(_in_one_line(problem), 1)
-    except _REFUSED as problem:
+    except (*_REFUSED, OSError) as problem:
         if hasattr(problem, "env_failures"):  # an environment's own
             raise
-        return _say(_in_one_line(problem), 2)
+        is_refused = isinstance(problem, _REFUSED) and not isinstance(problem, NotWritten)
+        return _say(_in_one_line(problem), 2 if is_refused else 1)
 
 
 def _say(line: str, code: int) -> int:

@@ -14,6 +14,7 @@ The shards alone are read by whatever reads Parquet; this is for reading whole e
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -231,9 +232,8 @@ def write_aside(path: Path, text: str, *, anew: bool = False) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if anew:
-            os.link(aside, path)  # fails where it is there, unlike a renaming
-        else:
-            os.replace(aside, path)
+        if anew and path.exists():
+            raise FileExistsError(errno.EEXIST, "is there already", str(path))
+        os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

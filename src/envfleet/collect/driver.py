@@ -22,30 +22,27 @@ from envfleet import gin_state
 from envfleet.collect.collector import Collector, check_limits
 from envfleet.collect.crew import Crew
 from envfleet.collect.episodes import NotWritten, Recording
-from envfleet.collect.ledger import Ledger
+from envfleet.collect.ledger import End, Ledger
 from envfleet.collect.policies import RandomPolicy
 
 if TYPE_CHECKING:
     from envfleet.collect.columns import Columns
     from envfleet.collect.progress import Progress
 
-_OF_THE_RUN = frozenset(
+_OWN = frozenset(
     {
         *("output_dir", "max_steps", "max_episodes", "max_seconds", "resume", "progress"),
-        *(
-            "shard_megabytes",
-            "shard_seconds",
-            "num_actors",
-            "envs_per_actor",
-            "inference",
-            "min_ready",
-        ),
-        *("chunk_length", "max_policy_lag", "on_failure", "max_restarts", "step_timeout"),
-        *("reset_timeout", "start_timeout", "actor_options", "ray_init", "backend", "seed"),
+        *("shard_megabytes", "shard_seconds"),
     }
 )
-"""Arguments that may differ when a dataset is gone on with: its episodes do not depend on them."""
+"""What `collect` takes itself; all else is the collector's."""
 
+_OF_THE_RUN = _OWN | {
+    *("num_actors", "envs_per_actor", "inference", "min_ready", "chunk_length", "max_policy_lag"),
+    *("on_failure", "max_restarts", "step_timeout", "reset_timeout", "start_timeout"),
+    *("actor_options", "ray_init", "backend", "seed"),
+}
+"""Arguments that may differ when a dataset is gone on with: its episodes do not depend on them."""
 
 _COLLECT, _COLLECTOR = "envfleet.collect", "envfleet.Collector"
 """Their names to gin."""
@@ -131,10 +128,11 @@ def collect(
             _check_limits_of(directory, max_steps=max_steps, max_episodes=max_episodes)
             ledger = take_stock(directory, _columns(before), max_steps, max_episodes)
             if (end := ledger.end()) is not None and not end.steps:
+                _tidy(directory, _columns(before), end)
                 return _result(directory, end.rule, 0.0, 0, 0)
         _write_run(directory, max_steps=max_steps, max_episodes=max_episodes, stopped_by=None)
         with Collector(**collector) as made:
-            columns = made.crew.ask("columns", worker=0)[0]
+            columns = _columns_of(made)
             if before is None:
                 _write_manifest(directory, identity, made, columns)
             elif differences := _differences(before["columns"], columns):
@@ -156,7 +154,8 @@ def collect(
             except NotWritten as problem:
                 raise NotWritten(problem.errno, _what_stands(directory, problem)) from problem
             finally:
-                _write_configuration(directory, made)
+                with contextlib.suppress(OSError):  # what else failed is the news
+                    _write_configuration(directory, made)
             seconds = run.seconds
         _write_run(directory, max_steps=max_steps, max_episodes=max_episodes, stopped_by=stopped_by)
         _write_report(directory)
@@ -173,8 +172,8 @@ def collect(
         return result
 
 
-def plan(output_dir: str | os.PathLike[str], **collector: Any) -> str:
-    """What `collect` would do, and the configuration that it would do it by, as text.
+def plan(**arguments: Any) -> str:
+    """What `collect` would do with these arguments, and by which configuration, as text.
 
     Builds one environment and the policy, in this process, and takes a few steps; starts no actor
     and writes nothing.
@@ -182,30 +181,31 @@ def plan(output_dir: str | os.PathLike[str], **collector: Any) -> str:
     Raises:
       Exception: what `collect` would raise about its arguments, an environment or the policy.
     """
-    with _Planned(**collector) as planned:
+    given = {**gin_state.arguments(_COLLECT), **arguments}
+    own = {name: given.pop(name) for name in [*given] if name in _OWN}
+    limits = {name: own.get(name) for name in ("max_steps", "max_episodes", "max_seconds")}
+    check_limits(**limits)
+    sizes = {name: own[name] for name in ("shard_megabytes", "shard_seconds") if name in own}
+    _check_arguments(given, **sizes)
+    with _Planned(**given) as planned:
         assert isinstance(planned, _Planned)
         for _ in planned.collect(max_steps=2):
             pass
         size = planned.crew.ask("bytes_per_step", worker=0)[0]
-        used = gin_state.operative_text([gin_state.operative()])
+        told = {("", _COLLECT): {name: repr(value) for name, value in own.items()}}
+        used = gin_state.operative_text([gin_state.operative(), told])
         actors, each = planned.asked["num_actors"], planned.asked["envs_per_actor"]
-        central = planned.asked["inference"] == "central"
+        where = "here" if planned.asked["inference"] == "central" else "in each actor"
         address = os.environ.get("RAY_ADDRESS")
-        options = planned.asked["actor_options"] or {}
         lines = {
-            "to": f"{Path(output_dir).absolute()}",
-            "until": ", ".join(
-                f"{limit} = {value:,}"
-                for limit in ("max_steps", "max_episodes", "max_seconds")
-                if (value := gin_state.bound(_COLLECT, limit)) is not None
-            ),
+            "to": f"{Path(own['output_dir']).absolute()}",
+            "until": ", ".join(f"{k} = {v:,}" for k, v in limits.items() if v is not None),
             "actors": f"{actors}, each with {each} environments: {actors * each} in all",
-            "policy": words(planned.crew.policy or RandomPolicy)
-            + (", here" if central else ", in each actor"),
-            "resources": f"of each actor: {options or '1 CPU'}",
+            "policy": f"{words(planned.crew.policy or RandomPolicy)}, {where}",
+            "resources": f"of each actor: {planned.asked['actor_options'] or '1 CPU'}",
             "nodes": f"those of the Ray at {address}"
             if address
-            else (f"this machine, {len(os.sched_getaffinity(0))} CPUs, unless a Ray runs here"),
+            else f"this machine, {len(os.sched_getaffinity(0))} CPUs, unless a Ray runs here",
             "bytes per step": f"{size} of an environment, {size * actors * each:,} of all",
         }
         return used + "\n" + "\n".join(f"{name + ':':16}{text}" for name, text in lines.items())
@@ -249,6 +249,31 @@ def check_pyarrow() -> None:
         )
 
 
+def _columns_of(made: Collector) -> list[dict[str, Any]]:
+    """What a dataset of it has for columns.
+
+    Raises:
+      TypeError, ValueError: it cannot hold these environments' specs; says which leaf.
+    """
+    try:
+        return list(made.crew.ask("columns", worker=0)[0])
+    except (TypeError, ValueError) as problem:
+        raise type(problem)(*problem.args) from None  # no failure of an environment's
+
+
+def _tidy(directory: Path, columns: Columns, end: End) -> None:
+    """Does what a run that was killed at its very end has left undone."""
+    from envfleet.collect import shards
+    from envfleet.collect.run import trim
+
+    trim(directory, columns, end)
+    shards.remove_staging(directory)
+    said = _read_run(directory)
+    if said.get("stopped_by") is None:
+        _write_run(directory, **{**said, "stopped_by": end.rule})
+        _write_report(directory)
+
+
 # -- the directory ---------------------------------------------------------------------------------
 
 
@@ -261,7 +286,7 @@ def _made(directory: Path) -> Iterator[None]:
     """
     from envfleet.collect.dataset import MANIFEST
 
-    new = not directory.exists()
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "cannot be written to", str(directory))
@@ -270,22 +295,27 @@ def _made(directory: Path) -> Iterator[None]:
     finally:
         if not (directory / MANIFEST).exists():
             (directory / _RUN).unlink(missing_ok=True)
-            if new:
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
+            with contextlib.suppress(OSError):
+                for path in new:
+                    path.rmdir()
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Keeps other callers out, until this process ends in whatever way."""
     path = directory / "_lock"
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                errno.EAGAIN, "another process is writing a dataset here", str(directory)
-            ) from None
+    with contextlib.ExitStack() as held:
+        while True:
+            file = held.enter_context(open(path, "w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockingIOError(
+                    errno.EAGAIN, "another process is writing a dataset here", str(directory)
+                ) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                    break  # else its holder has taken the file away meanwhile
         try:
             yield
         finally:
@@ -446,7 +476,9 @@ def _write_report(directory: Path) -> None:
     from envfleet.collect.report import render
     from envfleet.collect.summary import report_of
 
-    configuration = (directory / "operative_config.gin").read_text()
+    configuration = ""
+    with contextlib.suppress(FileNotFoundError):  # of a run that was killed
+        configuration = (directory / "operative_config.gin").read_text()
     write_aside(directory / "report.html", render(report_of(load(directory), configuration)))
 
 

@@ -47,7 +47,7 @@ class Ledger:
         self.running: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self.written_steps = self.num_written = 0
         self._losses: Counter[int] = Counter()
-        self._horizon = 0
+        self._horizon = self._floor = 0
 
     # -- what came in ------------------------------------------------------------------------------
 
@@ -67,6 +67,8 @@ class Ledger:
             steps = self.prefix_steps + self.ahead[self.prefix]
             if self.max_steps is not None and steps > self.max_steps:
                 break  # the dataset ends in this one
+            if self.max_episodes is not None and self.prefix >= self.max_episodes:
+                break
             del self.ahead[self.prefix]
             self.prefix_steps = steps
             self._losses.pop(self.prefix, None)
@@ -80,7 +82,7 @@ class Ledger:
 
     def lose(self, worker: int) -> None:
         """A worker is gone, with what it had in memory."""
-        self._losses.update(self.running[worker])
+        self._losses.update([*self.running[worker]])
         self.waiting[worker], self.running[worker] = {}, {}
 
     def attempts(self) -> dict[int, int]:
@@ -122,8 +124,8 @@ class Ledger:
         else:
             needed = min(num_envs, self.max_steps)
         if is_stuck:  # those that are ahead were longer than what is missing
-            needed = max(needed, self._horizon + 1 + num_envs // 8)
-        self._horizon = needed
+            self._floor = max(needed, self._floor, self._horizon) + 1 + num_envs // 8
+        self._horizon = needed = max(needed, self._floor)
         return needed if self.max_episodes is None else min(needed, self.max_episodes)
 
     def budgets(self, envs: range, num_envs: int) -> np.ndarray[Any, Any] | None:

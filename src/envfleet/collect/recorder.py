@@ -186,7 +186,6 @@ class Recorder:
           observation: what the environments show now, leaves of shape ``(B, *shape)``.
         """
         leaves = self._layouts["observation"].flatten(observation)
-        leaves = self._layouts["observation"].flatten(observation)
         made = [Episodes.joined([])]
         for env_id, parts in self._going_on.items():
             number = int(parts[-1]["episode_id"][-1]) if parts else -1

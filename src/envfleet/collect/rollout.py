@@ -415,7 +415,9 @@ class _Rows:
 
 
 def _columns(layout: Layout, shape: tuple[int, int]) -> list[Array]:
-    return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in layout.leaves]
+    return [
+        np.full((*shape, *leaf.shape), _nothing(leaf.dtype), leaf.dtype) for leaf in layout.leaves
+    ]
 
 
 def _put(columns: list[Array], tick: int, leaves: Sequence[Any]) -> None:
@@ -425,4 +427,9 @@ def _put(columns: list[Array], tick: int, leaves: Sequence[Any]) -> None:
 
 def _clear(columns: list[Array], tick: int, rows: Array) -> None:
     for column in columns:
-        column[tick, rows] = np.zeros((), column.dtype)
+        column[tick, rows] = _nothing(column.dtype)
+
+
+def _nothing(dtype: np.dtype[Any]) -> Any:
+    """What stands in a row that has no action: zero, or an empty text."""
+    return "" if dtype.hasobject else 0

@@ -61,6 +61,7 @@ class Run:
         self._max_seconds, self._show = max_seconds, show
         self._ledger = ledger
         self._sent: dict[int, Order] = {}
+        self._sent_at: dict[int, float] = {}
         self._idle_by: dict[int, int | None] = {}
         """Workers with nothing to do up to a horizon."""
         self._fresh = set(range(len(crew)))  # who knows nothing of what is done
@@ -125,11 +126,17 @@ class Run:
         horizon = self._ledger.horizon(self._crew.num_envs, is_stuck)
         orders = {}
         for worker in free:
-            if self._idle_by.get(worker, -1) == horizon and not is_stuck:
+            is_idle = self._idle_by.get(worker, -1) == horizon and not is_stuck
+            if is_idle and not self._has_waited(worker):
                 continue
             self._idle_by.pop(worker, None)
             orders[worker] = self._order(worker, horizon)
         self._send(orders)
+
+    def _has_waited(self, worker: int) -> bool:
+        """Whether it has episodes that are to be written by now, with nothing else to do."""
+        since = time.monotonic() - self._sent_at.get(worker, 0.0)
+        return bool(self._ledger.waiting[worker]) and since >= self._recording.shard_seconds
 
     def _order(self, worker: int, horizon: int | None) -> Order:
         own, limit = self._crew.envs(worker), self._max_seconds
@@ -151,6 +158,7 @@ class Run:
 
     def _send(self, orders: dict[int, Order]) -> None:
         self._sent.update(orders)
+        self._sent_at.update(dict.fromkeys(orders, time.monotonic()))
         self._crew.send(orders)
 
     def _hear(self) -> None:
@@ -325,7 +333,8 @@ def take_stock(
     for shard in found:
         everything.add_written(shard.episodes)
     end = everything.end()
-    last = None if end is None or end.steps else end.episode - 1
+    is_exact = end is not None and end.rule == "max_steps" and not end.steps
+    last = end.episode - 1 if end is not None and is_exact else None
     cut = {k: why for shard in found for k, why in shard.episodes.cut.items() if why in _BY_LIMIT}
     if not cut or cut == {last: "max_steps"}:
         return everything
@@ -339,7 +348,7 @@ def take_stock(
 
 def trim(directory: Path, columns: Columns, end: End | None) -> None:
     """Takes away what is beyond the end: those that were faster had gone on."""
-    if end is None or end.rule != "max_steps":
+    if end is None:
         return
     for path in shards.paths(directory):
         shard = shards.read(path)

@@ -10,6 +10,7 @@ one may still write, alive on a node that was given up, then appears no more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -219,7 +220,11 @@ def _put(aside: Path, final: Path, table: pa.Table, footer: bytes, columns: Colu
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    _sync(final.parent)
+    try:
+        _sync(final.parent)
+    except OSError:
+        final.unlink(missing_ok=True)  # who is told that it is not written writes it again
+        raise
     return final
 
 
@@ -228,6 +233,9 @@ def _sync(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno not in (errno.EINVAL, errno.ENOTSUP):  # storage that syncs no directories
+            raise
     finally:
         os.close(descriptor)
 
