@@ -80,7 +80,7 @@ def test_gin_file_collects_what_it_says(on_ray, tmp_path, name):
     printed, dataset = collected(name, tmp_path / "set", **bindings)
     assert num_steps in (None, dataset.num_steps)
     assert num_episodes in (None, len(dataset))
-    assert f"{dataset.num_steps:,} steps in {len(dataset)} episodes" in printed
+    assert f"{dataset.num_steps:,} steps in {len(dataset)} episode" in printed
     episodes = list(dataset)
     assert sum(len(episode.reward) for episode in episodes) == dataset.num_steps
     assert all(len(episode.policy_version) == len(episode.reward) for episode in episodes)
