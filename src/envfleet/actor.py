@@ -199,9 +199,6 @@ class EnvActor:
         assert layout is not None
         moved = range(len(self._slots)) if rows is None else rows
         actions = layout.read(layout.views(block, len(moved)), objects)
-        if layout.has_objects:
-            # What came through Ray is read-only memory of Ray's.
-            actions = copy.deepcopy(actions)
         return self._moved(moved, actions)
 
     def _moved(self, rows: Sequence[int], actions: Sequence[Any]) -> Buffer | Reply:
@@ -257,6 +254,9 @@ class EnvActor:
                 time_step = environment.reset()
                 slot.steps = 0
             else:
+                if self._action_layout is not None and self._action_layout.has_objects:
+                    # What came through Ray is read-only memory of Ray's.
+                    action = copy.deepcopy(action)
                 time_step = environment.step(action)
                 # (A step may end an episode and begin the next: GymnasiumMember.)
                 slot.steps = 0 if time_step[0] == _FIRST else slot.steps + 1

@@ -47,6 +47,9 @@ class Layout:
         the names (a time step: "observation['arm']").
       timed: whether blocks carry seconds.
 
+    Attributes:
+      has_objects: whether some leaves travel beside the block.
+
     Raises:
       TypeError: a leaf is not a spec; says where and what was found.
     """
@@ -59,6 +62,7 @@ class Layout:
         self.leaves = [_leaf(path, spec, name) for path, spec in self.specs.items()]
         self._fixed = [i for i, leaf in enumerate(self.leaves) if not leaf.dtype.hasobject]
         self._beside = [i for i, leaf in enumerate(self.leaves) if leaf.dtype.hasobject]
+        self.has_objects = bool(self._beside)
         self._blocks: dict[int, tuple[list[int], int]] = {}
         self._is_leaf = not tree.is_nested(structure)
         self._plan = _plan(structure)
@@ -70,11 +74,6 @@ class Layout:
         self._arrays = [
             (at, i, dtype, shape) for at, (i, dtype, shape, _) in enumerate(self._checks) if shape
         ]
-
-    @property
-    def has_objects(self) -> bool:
-        """Whether some leaves travel beside the block."""
-        return bool(self._beside)
 
     @property
     def paths(self) -> list[specs.Path]:
