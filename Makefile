@@ -106,27 +106,19 @@ define require
   echo "envfleet: this needs $(3); $(1) is $$found. Name another one: make $(4)=..." >&2; exit 1; }
 endef
 
-$(VENV)/.created:
+$(addsuffix /.created,$(VENV) $(VENV_DEMO) $(VENV_COLLECT) $(VENV_PEERS) $(VENV_BENCH)):
 	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
-	$(call create,$(PYTHON),$(VENV))
+	$(call create,$(PYTHON),$(@D))
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.created
 	@echo "installing envfleet and the group dev into $(VENV) ..."
 	$(VENV)/bin/python -m pip install --quiet --editable . --group dev
 	touch $@
 
-$(VENV_DEMO)/.created:
-	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
-	$(call create,$(PYTHON),$(VENV_DEMO))
-
 $(VENV_DEMO)/.demo: pyproject.toml $(VENV_DEMO)/.created
 	@echo "installing envfleet[examples,collect] into $(VENV_DEMO) ..."
 	$(VENV_DEMO)/bin/python -m pip install --quiet --editable '.[examples,collect]'
 	touch $@
-
-$(VENV_COLLECT)/.created:
-	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
-	$(call create,$(PYTHON),$(VENV_COLLECT))
 
 $(VENV_COLLECT)/.collect: pyproject.toml $(VENV_COLLECT)/.created
 	@echo "installing readers of datasets and envfleet[collect] into $(VENV_COLLECT) ..."
@@ -143,10 +135,6 @@ $(VENV_TF)/.tf: pyproject.toml $(VENV_TF)/.created
 	$(VENV_TF)/bin/python -m pip install --quiet $(TF_PACKAGES) --editable .
 	touch $@
 
-$(VENV_PEERS)/.created:
-	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
-	$(call create,$(PYTHON),$(VENV_PEERS))
-
 $(VENV_PEERS)/.peers: pyproject.toml $(VENV_PEERS)/.created
 	@echo "installing the other ecosystems and envfleet into $(VENV_PEERS) ..."
 	$(VENV_PEERS)/bin/python -m pip install --quiet $(TORCH)
@@ -157,10 +145,6 @@ $(VENV_TF)/.bench: $(VENV_TF)/.tf
 	@echo "installing MuJoCo into $(VENV_TF) ..."
 	$(VENV_TF)/bin/python -m pip install --quiet $(TF_PACKAGES) 'gymnasium[mujoco]'
 	touch $@
-
-$(VENV_BENCH)/.created:
-	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
-	$(call create,$(PYTHON),$(VENV_BENCH))
 
 $(VENV_BENCH)/.bench: pyproject.toml $(VENV_BENCH)/.created
 	@echo "installing the peers and envfleet into $(VENV_BENCH) ..."
