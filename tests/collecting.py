@@ -57,6 +57,10 @@ class FailsOnce(SeededEnv):
         self.fault, self.path, self.after = fault, path, after
 
     def step(self, action):
+        self.come_to_it()
+        return super().step(action)
+
+    def come_to_it(self):
         self.after -= 1
         if self.after < 0:
             try:
@@ -66,22 +70,13 @@ class FailsOnce(SeededEnv):
                 pass
             else:
                 self.fault()
-        return super().step(action)
 
 
 class FailsInReset(FailsOnce):
     """The same in a reset."""
 
     def reset(self):
-        self.after -= 1
-        if self.after < 0:
-            try:
-                with open(self.path, "x"):
-                    pass
-            except FileExistsError:
-                pass
-            else:
-                self.fault()
+        self.come_to_it()
         return super().reset()
 
     def step(self, action):

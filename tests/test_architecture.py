@@ -70,7 +70,7 @@ OPTIONAL = {
     "stable_baselines3": {"interop.stable_baselines3"},
     "tf_agents": {"interop.tf_agents"},
     "tensorflow": {"interop.tf_agents"},
-    "pyarrow": {"collect.columns", "collect.shards", "collect.dataset", "collect.minari"},
+    "pyarrow": {"collect.columns", "collect.shards", "collect.dataset"},
     "minari": {"collect.minari"},
     "rich": {"collect.progress"},
     "absl": {"collect.command"},

@@ -18,7 +18,7 @@ from envfleet.actor import Reply
 from envfleet.errors import ResetNeeded
 from envfleet.layout import Layout
 
-FIRST, LAST = 0, 2
+FIRST, MID, LAST = 0, 1, 2
 
 
 class TimeSteps:

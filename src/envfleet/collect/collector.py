@@ -13,10 +13,11 @@ import numpy as np
 
 from envfleet import gin_state, seeding
 from envfleet.collect.crew import Crew
-from envfleet.collect.rollout import LAST, Chunk
+from envfleet.collect.rollout import Chunk
 from envfleet.collect.worker import Order, Report
 from envfleet.errors import EnvFailure
 from envfleet.layout import map_leaves
+from envfleet.time_steps import LAST
 
 Array = np.ndarray[Any, Any]
 

@@ -13,8 +13,7 @@ from envfleet.collect.worker import Order, Report, Worker
 from envfleet.errors import ActorDied, EnvFailure, EnvTimeout
 from envfleet.parallel import ParallelPyEnvironment
 from envfleet.single import as_constructor
-
-_FIRST, _MID = 0, 1
+from envfleet.time_steps import FIRST, MID
 
 
 class Heard(NamedTuple):
@@ -161,9 +160,9 @@ class Crew:
         for worker, step_type, report in zip(
             workers.tolist(), time_step.step_type.tolist(), time_step.observation, strict=True
         ):
-            if step_type == _MID:
+            if step_type == MID:
                 heard.reports.append((worker, report))
-            elif step_type == _FIRST:
+            elif step_type == FIRST:
                 heard.back.append(worker)
                 with self._without_the_lost():
                     for name, args in self._told.items():

@@ -27,15 +27,15 @@ import pyarrow.parquet as pq
 
 from envfleet import seeding
 from envfleet.collect import shards
-from envfleet.collect.columns import CUT, Columns, numpy_of
+from envfleet.collect.columns import CUT, PARTS, Columns, numpy_of
 from envfleet.collect.episodes import Episodes
 from envfleet.collect.shards import Shard
+from envfleet.time_steps import LAST
 
 Array = np.ndarray[Any, Any]
 
 MANIFEST = "dataset.json"
 FAILURES = "failures.jsonl"
-_LAST = 2
 
 
 class Episode(NamedTuple):
@@ -120,8 +120,7 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Episode]:
         for shard in self.shards:
-            with pq.ParquetFile(shard.path) as file:
-                rows = self.columns.rows(file.read())
+            rows = self.columns.rows(shard.table())
             first = shard.episodes.first_rows()
             for i in np.flatnonzero(self._chosen(shard)).tolist():
                 yield self._episode(rows, slice(first[i], first[i + 1]), shard.episodes)
@@ -133,7 +132,7 @@ class Dataset:
             part: self.columns.structure(
                 part, {k: v[own if part == "observation" else steps] for k, v in rows.items()}
             )
-            for part in ("observation", "action", "reward", "discount")
+            for part in PARTS
         }
         return Episode(
             **parts,
@@ -155,10 +154,9 @@ class Dataset:
         """
         observations = [leaf for leaf in self.columns.stored if leaf.part == "observation"]
         for shard in self.shards:
-            with pq.ParquetFile(shard.path) as file:
-                table = file.read()
+            table = shard.table()
             chosen = np.repeat(self._chosen(shard), shard.episodes.length + 1)
-            is_step = numpy_of(table.column("step_type")) != _LAST
+            is_step = numpy_of(table.column("step_type")) != LAST
             steps = np.flatnonzero(is_step & chosen)
             view = table.take(pa.array(steps)).drop_columns([CUT])
             for leaf in observations:

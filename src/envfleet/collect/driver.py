@@ -27,6 +27,7 @@ from envfleet.collect.policies import RandomPolicy
 
 if TYPE_CHECKING:
     from envfleet.collect.columns import Columns
+    from envfleet.collect.dataset import Dataset
     from envfleet.collect.progress import Progress
 
 _OWN = frozenset(
@@ -115,6 +116,8 @@ def collect(
         disk.
     """
     check_pyarrow()
+    from envfleet.collect.columns import Columns
+    from envfleet.collect.dataset import load
     from envfleet.collect.run import Run, take_stock
 
     check_limits(max_steps=max_steps, max_episodes=max_episodes, max_seconds=max_seconds)
@@ -126,10 +129,10 @@ def collect(
         before = _before(directory, resume, identity, collector)
         if before is not None:
             _check_limits_of(directory, max_steps=max_steps, max_episodes=max_episodes)
-            ledger = take_stock(directory, _columns(before), max_steps, max_episodes)
+            stored = Columns.from_json(before["columns"])
+            ledger = take_stock(directory, stored, max_steps, max_episodes)
             if (end := ledger.end()) is not None and not end.steps:
-                _tidy(directory, _columns(before), end)
-                return _result(directory, end.rule, 0.0, 0, 0)
+                return _result(_tidied(directory, stored, end), end.rule, 0.0, 0, 0)
         _write_run(directory, max_steps=max_steps, max_episodes=max_episodes, stopped_by=None)
         with Collector(**collector) as made:
             columns = _columns_of(made)
@@ -143,7 +146,7 @@ def collect(
             run = Run(
                 made.crew,
                 recording,
-                _columns({"columns": columns}),
+                Columns.from_json(columns),
                 ledger,
                 ticks=made.chunk_length,
                 max_seconds=max_seconds,
@@ -158,8 +161,9 @@ def collect(
                     _write_configuration(directory, made)
             seconds = run.seconds
         _write_run(directory, max_steps=max_steps, max_episodes=max_episodes, stopped_by=stopped_by)
-        _write_report(directory)
-        result = _result(directory, stopped_by, seconds, run.num_steps, run.num_failures)
+        dataset = load(directory)
+        _write_report(dataset)
+        result = _result(dataset, stopped_by, seconds, run.num_steps, run.num_failures)
         if display is not None:
             display.close(
                 run.snapshot()._replace(
@@ -261,17 +265,19 @@ def _columns_of(made: Collector) -> list[dict[str, Any]]:
         raise type(problem)(*problem.args) from None  # no failure of an environment's
 
 
-def _tidy(directory: Path, columns: Columns, end: End) -> None:
-    """Does what a run that was killed at its very end has left undone."""
+def _tidied(directory: Path, columns: Columns, end: End) -> Dataset:
+    """A dataset that is complete, when what a run that was killed then left undone is done."""
     from envfleet.collect import shards
+    from envfleet.collect.dataset import load
     from envfleet.collect.run import trim
 
     trim(directory, columns, end)
     shards.remove_staging(directory)
-    said = _read_run(directory)
+    said, dataset = _read_run(directory), load(directory)
     if said.get("stopped_by") is None:
         _write_run(directory, **{**said, "stopped_by": end.rule})
-        _write_report(directory)
+        _write_report(dataset)
+    return dataset
 
 
 # -- the directory ---------------------------------------------------------------------------------
@@ -429,12 +435,6 @@ def words(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def _columns(manifest: Mapping[str, Any]) -> Columns:
-    from envfleet.collect.columns import Columns
-
-    return Columns.from_json(manifest["columns"])
-
-
 def _write_manifest(
     directory: Path, identity: Mapping[str, str], made: Collector, columns: list[dict[str, Any]]
 ) -> None:
@@ -471,15 +471,15 @@ def _write_configuration(directory: Path, made: Collector) -> None:
     write_aside(directory / "operative_config.gin", gin_state.operative_text(used))
 
 
-def _write_report(directory: Path) -> None:
-    from envfleet.collect.dataset import load, write_aside
+def _write_report(dataset: Dataset) -> None:
+    from envfleet.collect.dataset import write_aside
     from envfleet.collect.report import render
     from envfleet.collect.summary import report_of
 
     configuration = ""
     with contextlib.suppress(FileNotFoundError):  # of a run that was killed
-        configuration = (directory / "operative_config.gin").read_text()
-    write_aside(directory / "report.html", render(report_of(load(directory), configuration)))
+        configuration = (dataset.path / "operative_config.gin").read_text()
+    write_aside(dataset.path / "report.html", render(report_of(dataset, configuration)))
 
 
 def _what_stands(directory: Path, problem: OSError) -> str:
@@ -493,13 +493,10 @@ def _what_stands(directory: Path, problem: OSError) -> str:
 
 
 def _result(
-    directory: Path, stopped_by: str, seconds: float, num_steps: int, num_failures: int
+    dataset: Dataset, stopped_by: str, seconds: float, num_steps: int, num_failures: int
 ) -> CollectResult:
-    from envfleet.collect.dataset import load
-
-    dataset = load(directory)
     return CollectResult(
-        path=directory,
+        path=dataset.path,
         stopped_by=stopped_by,
         num_steps=dataset.num_steps,
         num_episodes=len(dataset),

@@ -51,8 +51,8 @@ class Ledger:
 
     # -- what came in ------------------------------------------------------------------------------
 
-    def add_written(self, episodes: Episodes, worker: int | None = None) -> Episodes:
-        """Episodes that are on disk; gives those of them that were not known to be."""
+    def add_written(self, episodes: Episodes, worker: int | None = None) -> None:
+        """Episodes that are on disk; some may be known to be."""
         numbers = episodes.episode_id.tolist()
         new = np.array([k >= self.prefix and k not in self.ahead for k in numbers], bool)
         added = episodes.selected(new)
@@ -73,7 +73,6 @@ class Ledger:
             self.prefix_steps = steps
             self._losses.pop(self.prefix, None)
             self.prefix += 1
-        return added
 
     def add_ended(self, worker: int, episodes: Episodes) -> None:
         """Episodes that a worker has in memory."""
@@ -145,11 +144,9 @@ class Ledger:
 
         The episode at the end may go on in its worker; all before it have ended.
         """
-        if self.max_steps is None or self.num_steps < self.max_steps:
-            if self.max_episodes is not None and self.num_ended >= self.max_episodes:
-                return self._end_of(self._whole())
-            return None
-        return self._end_of(self._whole())
+        has_steps = self.max_steps is not None and self.num_steps >= self.max_steps
+        has_episodes = self.max_episodes is not None and self.num_ended >= self.max_episodes
+        return self._end_of(self._whole()) if has_steps or has_episodes else None
 
     def is_on_disk(self, end: End) -> bool:
         """Whether a dataset that ends there can be read."""

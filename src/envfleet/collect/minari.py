@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from dm_env import specs
 
 from envfleet.collect.columns import Column
@@ -182,12 +181,11 @@ def _text(name: str, dataset: Dataset) -> tuple[int, set[str]]:
     """How long a text column's longest one is, and the characters of all."""
     longest, characters = 0, {*string.printable}
     for shard in dataset.shards:
-        with pq.ParquetFile(shard.path) as file:
-            for text in file.read(columns=[name]).column(name).unique().to_pylist():
-                if "\0" in text:
-                    raise ValueError(f"{name} holds {text!r}: a text in HDF5 ends at a null")
-                longest = max(longest, len(text))
-                characters.update(text)
+        for text in shard.table([name]).column(name).unique().to_pylist():
+            if "\0" in text:
+                raise ValueError(f"{name} holds {text!r}: a text in HDF5 ends at a null")
+            longest = max(longest, len(text))
+            characters.update(text)
     return longest, characters
 
 

@@ -30,9 +30,9 @@ import numpy as np
 
 from envfleet import gin_state, seeding, specs
 from envfleet.layout import Layout, map_leaves
+from envfleet.time_steps import FIRST
 
 _KNOWN = ("action_spec", "time_step_spec", "batch_size", "seed")
-_FIRST = 0
 
 
 @functools.partial(gin_state.configurable, module=__name__)
@@ -133,7 +133,7 @@ class BatchedPolicy:
         if not self._is_recurrent:
             given = self._action(time_step, **told)
             return given.action if _is_step(given) else given
-        is_first = np.asarray(time_step.step_type) == _FIRST
+        is_first = np.asarray(time_step.step_type) == FIRST
         if acting is not None:
             is_first &= acting
         if is_first.any():

@@ -12,9 +12,10 @@ import numpy as np
 
 from envfleet.collect.columns import Columns
 from envfleet.collect.episodes import Episodes, NotWritten, Recording
-from envfleet.collect.rollout import LAST, Chunk
+from envfleet.collect.rollout import Chunk
 from envfleet.collect.shards import ShardWriter, end_at, reasons, sums
 from envfleet.layout import Layout
+from envfleet.time_steps import LAST
 
 Array = np.ndarray[Any, Any]
 Rows = dict[str, Array]

@@ -21,10 +21,9 @@ from envfleet import seeding
 from envfleet.collect.policies import BatchedPolicy
 from envfleet.layout import Layout
 from envfleet.parallel import ParallelPyEnvironment
+from envfleet.time_steps import FIRST, LAST, MID
 
 Array = np.ndarray[Any, Any]
-
-FIRST, _MID, LAST = 0, 1, 2
 
 _NO_LIMIT = np.iinfo(np.int64).max
 
@@ -154,7 +153,8 @@ class Rollout:
             self._begin(waiting)
             begun = waiting[self._episode[waiting] >= 0]
             if len(begun):
-                self._now = self._reset(begun)
+                self._needs_reset[begun] = False
+                self._now = self._batch.reset(begun.tolist())
 
     def _present(self) -> Array:
         """Who has a row in the next tick: who may act, and who shows the end of an episode."""
@@ -235,7 +235,7 @@ class Rollout:
             after.step_type[is_long] = LAST
             self._needs_reset |= is_long
         self._now = after
-        if (after.step_type != _MID).any():
+        if (after.step_type != MID).any():
             self._note_failures(after, acting, who)
         rows.put_after(self._tick, after, acting)
         self._t[acting] += 1
@@ -264,10 +264,6 @@ class Rollout:
             who[self._batch.recv(number)[1]] = True
         self._flying &= ~who
         return self._batch.current_time_step(), who
-
-    def _reset(self, rows: Array) -> Any:
-        self._needs_reset[rows] = False
-        return self._batch.reset(rows.tolist())
 
     # -- episodes ----------------------------------------------------------------------------------
 

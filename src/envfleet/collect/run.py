@@ -5,14 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +23,6 @@ from envfleet.collect.ledger import End, Ledger
 from envfleet.collect.progress import Snapshot
 from envfleet.collect.worker import Order, Recorded
 from envfleet.errors import EnvFailure
-
-_log = logging.getLogger("envfleet")
 
 _BY_LIMIT = ("max_steps", "max_seconds")
 """Why an episode was cut that a later run takes from its beginning again."""
@@ -209,31 +205,26 @@ class Run:
         """Has everything written that ended, and what goes on where it is cut."""
         self._quiesce()
         cut: dict[int, dict[int, int]] = {}
+        running = self._ledger.running
         if stop == "max_seconds":
-            cut = {w: {k: n for k, n in one.items() if n} for w, one in self._running()}
+            cut = {w: {k: n for k, n in one.items() if n} for w, one in running.items()}
         elif end is not None and end.steps:
-            cut = {w: {end.episode: end.steps} for w, one in self._running() if end.episode in one}
-        for worker in range(len(self._crew)):
-            if worker in self._fresh and not self._ledger.waiting[worker]:
-                continue
-            self._idle_by.pop(worker, None)
-            order = self._order(worker, 0)
-            self._send(
-                {
-                    worker: order._replace(
-                        steps=np.zeros(self._crew.envs_per_worker, np.int64),
-                        seconds=0.0,
-                        flush=True,
-                        cut=cut.get(worker, {}),
-                        reason=stop or "max_steps",
-                    )
-                }
-            )
+            cut = {w: {end.episode: end.steps} for w, one in running.items() if end.episode in one}
+        self._send(
+            {
+                worker: self._order(worker, 0)._replace(
+                    steps=np.zeros(self._crew.envs_per_worker, np.int64),
+                    seconds=0.0,
+                    flush=True,
+                    cut=cut.get(worker, {}),
+                    reason=stop or "max_steps",
+                )
+                for worker in range(len(self._crew))
+                if worker not in self._fresh or self._ledger.waiting[worker]
+            }
+        )
         self._quiesce()
         self._idle_by.clear()
-
-    def _running(self) -> Iterable[tuple[int, dict[int, int]]]:
-        return self._ledger.running.items()
 
     def _quiesce(self) -> None:
         """Waits for all who are under way."""
@@ -248,12 +239,13 @@ class Run:
 
     # -- what is said of it ------------------------------------------------------------------------
 
-    def _note(self, failures: Any) -> None:
+    def _note(self, failures: Sequence[EnvFailure]) -> None:
         self.num_failures += len(failures)
         if failures:
             with contextlib.suppress(OSError), open(self._directory / FAILURES, "a") as file:
                 for failure in failures:
-                    file.write(json.dumps(_line(failure)) + "\n")
+                    said = {"time": round(time.time(), 2), "line": failure.line()}
+                    file.write(json.dumps(said) + "\n")
 
     def _tell(self) -> None:
         if self._show is not None:
@@ -311,10 +303,6 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _SECONDS = 0.5
 """For how long a worker goes on by itself."""
-
-
-def _line(failure: EnvFailure) -> dict[str, Any]:
-    return {"time": round(time.time(), 2), "line": failure.line()}
 
 
 # -- what stands in a directory --------------------------------------------------------------------

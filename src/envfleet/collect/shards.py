@@ -25,12 +25,12 @@ import pyarrow.parquet as pq
 
 from envfleet.collect.columns import CUT, Columns
 from envfleet.collect.episodes import Episodes
+from envfleet.time_steps import LAST
 
 Array = np.ndarray[Any, Any]
 
 _DATA, _STAGING = "data", "_staging"
 _KEY = b"envfleet"
-_LAST = 2
 _ROW_GROUP_BYTES = 64 << 20
 
 
@@ -41,6 +41,11 @@ class Shard(NamedTuple):
     worker: int
     node: str
     episodes: Episodes
+
+    def table(self, columns: list[str] | None = None) -> pa.Table:
+        """Its rows; of some columns, or all."""
+        with pq.ParquetFile(self.path) as file:
+            return file.read(columns=columns)
 
 
 class ShardWriter:
@@ -145,8 +150,7 @@ def rewrite(
     begins = before.first_rows()[:-1][kept].tolist()
     for begin, length in zip(begins, lengths, strict=True):
         stays[begin : begin + length + 1] = True
-    with pq.ParquetFile(shard.path) as file:
-        rows = columns.rows(file.read())
+    rows = columns.rows(shard.table())
     rows = {name: values[stays] for name, values in rows.items() if name != CUT}
     first = after.first_rows()
     for i, number in enumerate(after.episode_id.tolist()):
@@ -177,7 +181,7 @@ def reasons(episodes: Episodes) -> list[tuple[int, str]]:
 
 def end_at(rows: Mapping[str, Array], row: int, columns: Columns) -> None:
     """Makes a row the last one of an episode that was cut short there by truncation."""
-    rows["step_type"][row] = _LAST
+    rows["step_type"][row] = LAST
     for leaf in columns.leaves:
         if leaf.part != "observation":
             rows[leaf.name][row] = "" if leaf.dtype.hasobject else 0
