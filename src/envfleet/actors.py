@@ -10,12 +10,11 @@ waits for it and no call before it is on its way any more, so none pays for anot
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +88,25 @@ class Lost:
     """Whether there is nothing left that a new actor could live on."""
 
 
+class KeptIfInterrupted:
+    """Where something is raised inside, the calls go to `Actors.interrupted`.
+
+    (A class: by `contextlib.contextmanager` it would take several times as long, at every step.)
+    """
+
+    __slots__ = ("_actors", "_calls")
+
+    def __init__(self, actors: Actors, calls: Sequence[Sent]) -> None:
+        self._actors, self._calls = actors, calls
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._actors.interrupted = [*(self._actors.interrupted or ()), *self._calls]
+
+
 class Actors:
     """The actors of a fleet.
 
@@ -160,14 +178,9 @@ class Actors:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def kept_if_interrupted(self, calls: Sequence[Sent]) -> Iterator[None]:
+    def kept_if_interrupted(self, calls: Sequence[Sent]) -> KeptIfInterrupted:
         """Around all that is done with calls, from sending them to keeping what they gave."""
-        try:
-            yield
-        except BaseException:
-            self.interrupted = [*(self.interrupted or ()), *calls]
-            raise
+        return KeptIfInterrupted(self, calls)
 
     def send(
         self,

@@ -220,13 +220,22 @@ class Stepper:
     def _note(self, env_ids: slice | Sequence[int], step_types: np.ndarray[Any, Any]) -> None:
         """Remembers where episodes are."""
         self._is_last[env_ids] = step_types == LAST
-        steps = self._actors.episode_steps
-        steps[env_ids] = np.where(step_types == FIRST, 0, steps[env_ids])
+        is_first = step_types == FIRST
+        if np.count_nonzero(is_first):
+            steps = self._actors.episode_steps
+            steps[env_ids] = np.where(is_first, 0, steps[env_ids])
 
     def _keep_seconds(self, env_ids: slice | Sequence[int]) -> None:
         """What the calls that have landed took the environments; NaN of who failed in them."""
         self.timings.keep(env_ids, self._seconds[env_ids])
         self._seconds[env_ids] = np.nan
+
+    def _busiest(self) -> float:
+        """Seconds of the actor whose environments took longest together."""
+        longest = np.maximum.reduce(np.add.reduceat(self._seconds, self._starts))
+        if np.isnan(longest):  # some have failed
+            longest = np.add.reduceat(np.nan_to_num(self._seconds), self._starts).max()
+        return float(longest)
 
     # -- taking off --------------------------------------------------------------------------------
 
@@ -308,7 +317,7 @@ class Stepper:
             moved = slice(None) if len(flights) == self._num_envs else list(flights)
             rebuilt = self._landed() & flights.awaited
             flights.clear()
-            busiest = np.add.reduceat(np.nan_to_num(self._seconds), self._starts).max()
+            busiest = self._busiest()
             self._keep_seconds(moved)
             self._restarts.raise_given_up()
             for i in rebuilt:

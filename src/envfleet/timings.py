@@ -30,13 +30,12 @@ class Timings:
 
     def keep(self, env_ids: slice | Sequence[int], seconds: np.ndarray[Any, Any]) -> None:
         """One reset or step of each of some environments; NaN where it gave no time step."""
-        chosen = self._all[env_ids]
         missing = np.isnan(seconds)
-        if missing.any():
-            chosen, seconds = chosen[~missing], seconds[~missing]
-        self._recent[self.num_calls[chosen] % _KEPT, chosen] = seconds
-        self.num_calls[chosen] += 1
-        self.env_seconds[chosen] += seconds
+        if np.count_nonzero(missing):
+            env_ids, seconds = self._all[env_ids][~missing], seconds[~missing]
+        self._recent[self.num_calls[env_ids] % _KEPT, self._all[env_ids]] = seconds
+        self.num_calls[env_ids] += 1
+        self.env_seconds[env_ids] += seconds
 
     def keep_batch(self, seconds: float, busy: float) -> None:
         """A lockstep call, and how long the actor was busy whose environments took longest."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,14 +56,16 @@ class RandomPolicy:
                     "give a policy of your own"
                 )
         self._ranges = [specs.sampled_range(spec) for spec in self._layout.specs.values()]
+        self._sizes = [math.prod(leaf.shape) for leaf in self._layout.leaves]
 
     def action(self, time_step: Any, seeds: np.ndarray[Any, Any]) -> Any:
         """Actions drawn from `seeds` alone."""
         del time_step
-        sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in self._layout.leaves]
-        bits = seeding.draws(seeds, sum(sizes))
+        bits = seeding.draws(seeds, sum(self._sizes))
         columns, start = [], 0
-        for leaf, (low, high), size in zip(self._layout.leaves, self._ranges, sizes, strict=True):
+        for leaf, (low, high), size in zip(
+            self._layout.leaves, self._ranges, self._sizes, strict=True
+        ):
             drawn = bits[:, start : start + size].reshape(len(seeds), *leaf.shape)
             start += size
             if leaf.dtype.kind == "f":
@@ -87,6 +90,7 @@ class BatchedPolicy:
 
     Attributes:
       version: of the weights: 0, and then as `set_weights` was told.
+      takes_seeds: whether it wants a seed for each action.
 
     Raises:
       TypeError: what the constructor returned is no policy; says what it is.
@@ -111,7 +115,7 @@ class BatchedPolicy:
                 "step or an object with a method action(time_step)"
             )
         self._action: Callable[..., Any] = action
-        self._takes_seeds = "seeds" in _parameters(action)
+        self.takes_seeds = "seeds" in _parameters(action)
         initial = getattr(self.made, "initial_state", None)
         initial = initial or getattr(self.made, "get_initial_state", None)
         self._initial = None if initial is None else initial(batch_size)
@@ -121,7 +125,7 @@ class BatchedPolicy:
     def actions(
         self,
         time_step: Any,
-        seeds: np.ndarray[Any, Any],
+        seeds: np.ndarray[Any, Any] | None,
         acting: np.ndarray[Any, Any] | None = None,
     ) -> Any:
         """Actions for every environment; leaves have shape ``(batch_size, *shape)``.
@@ -129,7 +133,7 @@ class BatchedPolicy:
         Where only some act, the state of the others stays as it is: bool of shape
         ``(batch_size,)``, None for all.
         """
-        told = {"seeds": seeds} if self._takes_seeds else {}
+        told = {"seeds": seeds} if self.takes_seeds else {}
         if not self._is_recurrent:
             given = self._action(time_step, **told)
             return given.action if _is_step(given) else given
