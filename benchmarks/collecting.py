@@ -57,7 +57,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "CartPole": Task("CartPole-v1", 256, 1.0, 0.85, 0.75),
-    "MuJoCo": Task("HalfCheetah-v5", 8, 0.25, 0.90, 0.85),
+    "MuJoCo": Task("HalfCheetah-v5", 16, 0.25, 0.90, 0.85),
 }
 
 
@@ -286,7 +286,7 @@ def markdown(raw: dict[str, Any]) -> str:
             "",
             "The caller's memory (RSS) in the long run:",
             "",
-            "| steps | MB |",
+            "| seconds | MB |",
             "|---:|---:|",
         ]
         every = max(len(raw["memory"]) // 10, 1)
