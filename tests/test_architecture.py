@@ -32,13 +32,14 @@ ROWS = [
     ["parallel"],
     ["single", "tuning"],
     ["fleet"],
-    ["stepping"],
+    ["counters", "stepping"],
     ["mending"],
     ["building", "flights", "restarts", "time_steps", "timings"],
     ["actors"],
     ["channels.local", "channels.remote"],
+    ["channels.metrics"],
     ["channels"],
-    ["channels.processes"],
+    ["channels.placement", "channels.processes"],
     ["actor"],
     ["environments"],
     ["environments.gymnasium_member"],
@@ -47,7 +48,7 @@ ROWS = [
     ["environments.wrappers", "environments.registrations"],
     ["layout", "seeding", "gin_state"],
     ["specs"],
-    ["errors"],
+    ["errors", "version"],
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
 # `channels` and `environments` pick one of their own when they are called, not when imported.
@@ -56,7 +57,11 @@ LATE |= {
     ("environments", f"environments.{name}") for name in ("gymnasium", "tf_agents", "dm_control")
 }
 
-ONLY = {"ray": {"channels.remote"}, "tree": {"layout"}, "gin": {"gin_state"}}
+ONLY = {
+    "ray": {"channels.remote", "channels.placement", "channels.metrics"},
+    "tree": {"layout"},
+    "gin": {"gin_state"},
+}
 OPTIONAL = {
     "gymnasium": {
         "environments.gymnasium",

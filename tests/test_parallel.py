@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import threading
 import time
 from typing import Any, NamedTuple
@@ -519,22 +520,82 @@ def test_start_is_parallel_unless_asked_otherwise(on_ray):
     took = {}
     for serially in (False, True):
         started = time.perf_counter()
-        constructors = [functools.partial(SlowToBuild, 1.0)] * 4
+        constructors = [functools.partial(SlowToBuild, 2.0)] * 4
         ParallelPyEnvironment(constructors, start_serially=serially).close()
         took[serially] = time.perf_counter() - started
     assert took[True] / took[False] > 1.4
 
 
-def test_start_that_cannot_finish_says_what_was_asked_for_and_what_there_is(on_ray):
-    started = time.perf_counter()
-    with pytest.raises(FleetStartError) as caught:
-        ParallelPyEnvironment([ProbeEnv] * 4, actor_options={"num_cpus": 2}, start_timeout=8.0)
-    assert time.perf_counter() - started < 30
+class Holder:
+    def hold(self):
+        pass
+
+
+def test_start_that_cannot_finish_says_what_was_asked_for_and_what_there_is(on_ray, caplog):
+    holder = ray.remote(Holder).options(num_cpus=2).remote()
+    ray.get(holder.hold.remote())
+    try:
+        with pytest.raises(FleetStartError) as caught:
+            ParallelPyEnvironment([ProbeEnv] * 2, actor_options={"num_cpus": 2}, start_timeout=8.0)
+    finally:
+        ray.kill(holder)
     text = str(caught.value)
-    assert "2 of 4 actors started in 8.0 s" in text
-    assert "2 wait for resources" in text
-    assert "asked for 4 x 2 CPU" in text
+    assert "1 of 2 actors started in 8.0 s" in text
+    assert "1 wait for resources" in text
+    assert "asked for 2 x 2 CPU" in text
     assert "4 CPU of which 0 free" in text
+    (said,) = [one for one in caplog.messages if "will wait" in one]  # before it was waited for
+    assert "4 CPU of which 2 free; 1 of 2 actors will wait for what others hold, up to 8 s" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_cpus": 2}, "2 of 4 actors could never be placed: asked for 4 x 2 CPU; .* 4 CPU"),
+        ({"num_cpus": 5}, r"4 of 4 actors .* no autoscaler \(the largest node has 4 CPU"),
+        ({"num_gpus": 1}, r"1 GPU; the cluster \(1 nodes\) has .* 0 GPU of which 0 free"),
+        ({"resources": {"unicorn": 1}}, "1 unicorn; .* 0 unicorn of which 0 free"),
+    ],
+    ids=["all together", "one of them", "gpu", "resource"],
+)
+def test_start_that_can_never_finish_is_an_error_at_once(on_ray, options, words):
+    with pytest.raises(FleetStartError, match=words):
+        ParallelPyEnvironment([ProbeEnv] * 4, actor_options=options, start_timeout=None)
+
+
+def test_placement_that_does_not_exist_is_refused(make_batch):
+    with pytest.raises(ValueError, match="placement is 'spreed', expected one of 'spread', 'pack'"):
+        make_batch([ProbeEnv], placement="spreed")
+    with pytest.raises(ValueError, match="rebalance_seconds is 0"):
+        make_batch([ProbeEnv], rebalance_seconds=0)
+
+
+class Located(ProbeEnv):
+    def pid(self):
+        return os.getpid()
+
+
+def test_batch_says_where_its_environments_are(make_batch, backend, capsys):
+    with make_batch([Located] * 3, envs_per_actor=2) as batch:
+        batch.describe()
+        first, last = batch.actors
+        pids = batch.call("pid")
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["node", "envs", "actor", "pid", "transport"]
+    assert [first.env_ids, last.env_ids] == [range(2), range(2, 3)]
+    assert [first.pid, first.pid, last.pid] == pids
+    assert first.transport == ("rpc" if backend == "ray" else "in process")
+    for one, envs, line in zip((first, last), ("0..1", "2"), lines, strict=True):
+        assert line.startswith(one.node)
+        assert {envs, str(one.pid), one.actor_id[:12] or "-"} <= {*line.split()}
+
+
+def test_nothing_moves_on_a_single_node(make_batch):
+    with make_batch([ProbeEnv] * 2, rebalance_seconds=1e-9) as batch:
+        batch.reset()
+        batch.step(np.zeros(2, np.int64))
+        assert batch.rebalance() == []
+        assert batch.step(np.zeros(2, np.int64)).step_type.tolist() == [1, 1]
 
 
 def test_serial_start_has_one_deadline_for_all(on_ray):

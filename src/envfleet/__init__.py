@@ -16,8 +16,7 @@ from envfleet.errors import (
 )
 from envfleet.parallel import ParallelPyEnvironment
 from envfleet.single import ActorPyEnvironment, EnvHandle, Promise
-
-__version__ = "0.1.0"
+from envfleet.version import __version__ as __version__
 
 __all__ = [
     "ActorDied",

@@ -119,8 +119,8 @@ class EnvActor:
         self._seconds = np.empty(0, np.float32)
 
     def __repr__(self) -> str:
-        ids = ", ".join(map(str, self._env_ids))
-        return f"env {ids}" if len(self._env_ids) == 1 else f"envs {ids}"
+        ids = self._env_ids
+        return f"EnvActor(env={ids[0]})" if len(ids) == 1 else f"EnvActor(envs={ids[0]}..{ids[-1]})"
 
     def hello(self) -> tuple[int, str]:
         """Process id and node, known to the caller before an environment can go wrong."""

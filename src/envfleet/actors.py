@@ -15,13 +15,13 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envfleet import channels, errors
-from envfleet.channels import Died, Gone, Late
-from envfleet.errors import ActorDied, EnvFailure, EnvFleetError, EnvTimeout
+from envfleet.channels import Died, Gone, Late, NodeLost
+from envfleet.errors import ActorDied, EnvFailure, EnvFleetError, EnvTimeout, FleetStartError
 
 _log = logging.getLogger("envfleet")
 
@@ -86,6 +86,24 @@ class Lost:
     """When the call was sent in which it was lost, by `time.monotonic`."""
     for_good: bool
     """Whether there is nothing left that a new actor could live on."""
+
+
+class ActorInfo(NamedTuple):
+    """Where some environments of a batch are.
+
+    Attributes:
+      env_ids: the environments that share the actor.
+      node: address and the beginning of Ray's id of the node; of ``backend="local"`` the host.
+      pid: of the actor's process; None while there is none yet.
+      actor_id: Ray's, in hex; empty with ``backend="local"``.
+      transport: what carries resets and steps.
+    """
+
+    env_ids: range
+    node: str
+    pid: int | None
+    actor_id: str
+    transport: str
 
 
 class KeptIfInterrupted:
@@ -158,11 +176,38 @@ class Actors:
         """
         if self._backend is None:
             self._backend = self._connect()
+            self._backend.prepare(self._options_of(range(len(self.env_ids))), limit)
         channel = self._backend.open(self.env_ids[a], self._options[a])
         self._channels[a] = channel
         self._queues[a] = collections.deque()
         self._places.pop(a, None)
         self.send(a, self.env_ids[a], "start", "hello", limit=limit)
+
+    def _options_of(self, actors: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+        """By their first environment."""
+        return {self.env_ids[a][0]: self._options[a] for a in actors}
+
+    def misplaced(self) -> list[int]:
+        """Actors that should be on another node, which has joined since, or is less loaded."""
+        if self._backend is None:
+            return []
+        firsts = self._backend.moves(self._options_of(self._places.keys() & self._channels.keys()))
+        return [self.host(first) for first in firsts]
+
+    def publish(self, counted: channels.Counted) -> None:
+        """Tells whoever watches the cluster."""
+        if self._backend is not None:
+            nodes = [self._place(self.host(i))[1] or "none" for i in range(self.num_envs)]
+            self._backend.publish(counted, nodes)
+
+    def leave(self, a: int) -> None:
+        """Ends an actor whose environments have been closed, and to which no call is on its way."""
+        assert self._backend is not None
+        self._queues.pop(a)
+        self._places.pop(a, None)
+        channel = self._channels.pop(a)
+        channel.kill()
+        self._backend.kill_orphans([channel])
 
     def end(self) -> None:
         """Ends every actor at once."""
@@ -327,7 +372,10 @@ class Actors:
 
     def _meet(self, hello: Sent) -> None:
         self._places[hello.a] = hello.outcome
-        self._channels[hello.a].watch(hello.outcome)
+        problem = self._channels[hello.a].watch(hello.outcome)
+        if problem is not None:
+            self._lose(hello.a, FleetStartError(f"{self.names([hello.a])}: {problem}"), "start")
+            return
         for constructor in itertools.islice(self._queues[hello.a], 1):
             constructor.due = hello.due  # the start of a process is part of a start
 
@@ -339,7 +387,7 @@ class Actors:
         for (phase, limit), actors in by_kind.items():
             error = EnvTimeout(
                 f"{self.names(actors)} of {self.num_envs} did not finish {_DOING[phase]} in "
-                f"{limit} s"
+                f"{limit} s{self._no_place(actors)}"
             )
             for a in actors:
                 if a in self._channels:
@@ -399,6 +447,8 @@ class Actors:
             sent.outcome = lost
         assert self._backend is not None
         channel = self._channels.pop(a)
+        if died is None or isinstance(died, NodeLost):
+            channel.doubt()
         channel.kill()
         self._backend.kill_orphans([channel])
 
@@ -413,6 +463,34 @@ class Actors:
         return self._backend.room(self._options[0], len(self._channels))
 
     # -- words -------------------------------------------------------------------------------------
+
+    def homeless(self, actors: Iterable[int]) -> list[int]:
+        """Those that have no process yet: they wait for one, or for resources."""
+        return [a for a in actors if a in self._channels and a not in self._places]
+
+    def _no_place(self, actors: Iterable[int]) -> str:
+        """Words for those that were not placed, if there are any."""
+        homeless = self.homeless(actors)
+        return f": {self.wanting(homeless)}" if homeless else ""
+
+    def wanting(self, homeless: Sequence[int]) -> str:
+        """Words for actors without a process."""
+        assert self._backend is not None
+        resources = self._backend.resources([self._options[a] for a in homeless])
+        return f"{self.names(homeless)} wait for resources or a process; {resources}"
+
+    def described(self) -> list[ActorInfo]:
+        """Every actor that there is."""
+        return [
+            ActorInfo(
+                env_ids=self.env_ids[a],
+                node=str(self._place(a)[1] or "not placed yet"),
+                pid=self._place(a)[0],
+                actor_id=channel.actor_id,
+                transport=channel.transport,
+            )
+            for a, channel in sorted(self._channels.items())
+        ]
 
     def late_start(self, late: Sequence[int]) -> str:
         """Words for a start that did not finish: who is where, what was asked, what there is."""
@@ -481,3 +559,23 @@ def words_for(env_ids: Iterable[int]) -> str:
     ids = [*env_ids]
     shown = ", ".join(map(str, ids[:20])) + (f", ... ({len(ids)})" if len(ids) > 20 else "")
     return f"env {shown}" if len(ids) == 1 else f"envs {shown}"
+
+
+def span(env_ids: Sequence[int]) -> str:
+    """Environments that share an actor, in short: ``3``, or ``8..15``."""
+    return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}..{env_ids[-1]}"
+
+
+def description(actors: Iterable[ActorInfo]) -> str:
+    """A table of where environments are, ordered by node."""
+    header = ("node", "envs", "actor", "pid", "transport")
+    rows = [
+        (one.node, span(one.env_ids), one.actor_id[:12] or "-", str(one.pid or "-"), one.transport)
+        for one in sorted(actors, key=lambda one: (one.node, one.env_ids[0]))
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+    return "\n".join(lines)

@@ -16,8 +16,9 @@ from typing import Any
 
 from envfleet import channels, errors, gin_state
 from envfleet.actor import Built, Drilled
-from envfleet.actors import Actors, Lost, Sent
+from envfleet.actors import ActorInfo, Actors, Lost, Sent
 from envfleet.building import Builder
+from envfleet.counters import Counters
 from envfleet.errors import (
     ClosedError,
     EnvFailure,
@@ -34,6 +35,9 @@ from envfleet.time_steps import TimeSteps
 
 _log = logging.getLogger("envfleet")
 
+_TELL = 10.0
+"""Every so many seconds of stepping a batch tells what it has counted."""
+
 
 class Fleet:
     """Environments in actors.
@@ -45,6 +49,7 @@ class Fleet:
       actor_options: Ray's options, one mapping per environment; those of an actor's first
         environment hold where several share it.
       envs_per_actor: how many environments an actor hosts; the last one may have fewer.
+      placement: on which nodes, as `ParallelPyEnvironment` has it.
       seeds: the environments' seeds, or None to leave them as their constructors made them.
       max_restarts: how often in a row an environment is restarted without a good step in between;
         0 raises what it fails with.
@@ -71,6 +76,7 @@ class Fleet:
         seeds: Seeds | None,
         max_restarts: int,
         deadlines: Mapping[str, float | None],
+        placement: Any = None,
     ) -> None:
         self.num_envs = len(constructors)
         starts = range(0, self.num_envs, envs_per_actor)
@@ -79,7 +85,7 @@ class Fleet:
         self._in_process = backend == "local"
         self._time_steps = TimeSteps(self.env_ids, self._in_process)
         self._actors = Actors(
-            channels.connector(backend, ray_init),
+            channels.connector(backend, ray_init, placement),
             self.env_ids,
             [actor_options[ids[0]] for ids in self.env_ids],
             deadlines,
@@ -90,6 +96,8 @@ class Fleet:
         self.stepper = Stepper(
             self._actors, self._builder, self._mender, self.restarts, self._time_steps, deadlines
         )
+        self._counters = Counters(self.stepper.timings, self.restarts)
+        self._tell_at = time.monotonic() + _TELL
         self._starting: list[Sent] = []
         self._state = "new"
 
@@ -271,6 +279,32 @@ class Fleet:
         (sent,) = calls
         return None if isinstance(sent.outcome, Lost) else sent.outcome
 
+    # -- where they are ----------------------------------------------------------------------------
+
+    def actors(self) -> list[ActorInfo]:
+        """Every actor that there is, and where."""
+        self.check_open("actors")
+        return self._actors.described()
+
+    def rebalance(self) -> list[int]:
+        """Moves environments to nodes that are less loaded; gives those that move.
+
+        Those under way stay, and what shares their actor.
+        """
+        self.check_ready("rebalance")
+        moved = self._mender.move_misplaced(self.stepper.under_way)
+        self.stepper.mend()
+        return moved
+
+    def tell_if_due(self, now: float) -> None:
+        """Tells whoever watches the cluster what was counted, every few seconds of stepping."""
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL
+            self._tell()
+
+    def _tell(self) -> None:
+        self._actors.publish(self._counters.since(self._actors.waited))
+
     def room(self) -> channels.Room:
         """What there is for the actors to run on."""
         return self._actors.room()
@@ -333,6 +367,7 @@ class Fleet:
         # Those that share an actor with a restart may have to wait for it longer than is given.
         for i in self.restarts.pending:
             broken |= {*self.env_ids[self._actors.host(i)]}
+        self._tell()
         try:
             calls = [
                 self._actors.send_operation(a, "close", dict.fromkeys(ids))

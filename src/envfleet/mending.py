@@ -6,6 +6,7 @@ Makes the calls that a restart takes (close, build, reset), and looks at what ha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -17,6 +18,11 @@ from envfleet.channels import Died, Gone
 from envfleet.errors import ActorDied, EnvFailure
 from envfleet.restarts import Restart, Restarts
 from envfleet.time_steps import TimeSteps
+
+_log = logging.getLogger("envfleet")
+
+_UNPLACED = 5.0
+"""After so many seconds without a process a restart says what it waits for."""
 
 
 class Mender:
@@ -60,6 +66,36 @@ class Mender:
             return False
         return env_id in self._time_steps.held or self._actors.host(env_id) not in self._actors
 
+    # -- moving ------------------------------------------------------------------------------------
+
+    def move_misplaced(self, but: Iterable[int]) -> list[int]:
+        """Moves environments to where nodes are less loaded; gives those that move.
+
+        Each is closed, and built anew like one that has failed, which it has not: its episode ends.
+
+        Args:
+          but: environments that stay, with those that share their actor.
+        """
+        actors = self._actors
+        staying = {*but, *self._restarts.pending, *self._restarts.failed}
+        moving = [a for a in actors.misplaced() if staying.isdisjoint(actors.env_ids[a])]
+        calls: list[Sent] = []
+        moved: list[int] = []
+        with actors.kept_if_interrupted(calls):
+            for a in moving:
+                nothing = dict.fromkeys(actors.env_ids[a])
+                calls.append(actors.send_operation(a, "close", nothing))
+            actors.wait(calls)
+            for sent in calls:
+                if isinstance(sent.outcome, Lost):  # its end is a failure like any other
+                    continue
+                for i in sent.env_ids:
+                    self._time_steps.hold(i)
+                    self._restarts.move(i, owes_last=not self._time_steps.is_over(i))
+                    moved.append(i)
+                actors.leave(sent.a)
+        return sorted(moved)
+
     # -- what its slot shows -----------------------------------------------------------------------
 
     def truncate(self, env_id: int) -> None:
@@ -87,6 +123,7 @@ class Mender:
         """
         coming = [self._restarts.pending[i] for i in env_ids]
         moments = [one.due for one in coming if not one.calls]
+        moments += [one.calls[0].at + _UNPLACED for one in coming if one.calls and not one.is_told]
         moments += [until] if until is not None else []
         wake = min(moments, default=None)
         calls = [*others, *(sent for one in coming for sent in one.calls)]
@@ -110,6 +147,20 @@ class Mender:
         for i, restart in sorted(pending.items()):
             if not restart.calls and restart.due <= now:
                 self._send(i, restart)
+        self._tell_unplaced(now)
+
+    def _tell_unplaced(self, now: float) -> None:
+        """Says what restarts wait for that have no process yet, once for each attempt."""
+        late = {
+            i: one
+            for i, one in self._restarts.pending.items()
+            if one.calls and not one.is_told and now >= one.calls[0].at + _UNPLACED
+        }
+        for restart in late.values():
+            restart.is_told = True
+        homeless = self._actors.homeless({self._actors.host(i) for i in late})
+        if homeless:
+            _log.warning("%s", self._actors.wanting(homeless))
 
     def _send(self, env_id: int, restart: Restart) -> None:
         """Closes the old environment where it still stands, builds a new one and resets it."""
@@ -131,6 +182,7 @@ class Mender:
                     return
             calls.append(self._builder.send(actors, a, ids))
             calls.append(actors.send(a, ids, "reset", "reset", actors.rows(a, ids)))
+        restart.is_told = False
         restart.calls = calls  # all of it: half an attempt would be waited for in vain
 
     def _check(self, env_id: int, restart: Restart) -> None:

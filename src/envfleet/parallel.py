@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import numbers
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from envfleet import channels, gin_state, tuning
-from envfleet.actors import deadlines
+from envfleet.actors import ActorInfo, deadlines, description, words_for
 from envfleet.errors import EnvFailure
 from envfleet.fleet import Fleet
 from envfleet.restarts import budget
@@ -29,6 +31,8 @@ from envfleet.single import (
     check_render_mode,
     is_method,
 )
+
+_log = logging.getLogger("envfleet")
 
 
 class Stats(NamedTuple):
@@ -92,8 +96,15 @@ class ParallelPyEnvironment(Specs, Closing):
         measures some of its steps and what a remote call costs, and chooses; the log (level INFO)
         says what, and where ``backend="local"`` is faster than any number.
       actor_options: options of `ray.actor.ActorClass.options` (``num_cpus``, ``num_gpus``,
-        ``resources``, ``scheduling_strategy``, ``runtime_env``, ...) for all actors, or a list with
-        a mapping for each environment. Default: Ray's, spread over the nodes.
+        ``resources``, ``label_selector``, ``runtime_env``, ...) for all actors, or a list with a
+        mapping for each environment. Default: Ray's.
+      placement: on which nodes. ``"spread"``: on all of them, evenly by their cores. ``"pack"``: on
+        as few as have a core for each actor, the caller's first. ``"strict_spread"``: each actor on
+        a node of its own. A placement group of Ray's, or a ``scheduling_strategy``: as Ray does it.
+        Default: the placement group of the worker or trial that makes the batch, where Ray Train or
+        Ray Tune has given it one for its actors too; ``"spread"`` otherwise. An environment's own
+        ``scheduling_strategy`` or ``label_selector`` in `actor_options` comes first.
+      rebalance_seconds: so often `step` and `send` call `rebalance`; None for never.
       ray_init: arguments of `ray.init`, which is called only if Ray is not initialised; a Ray that
         was started so is shut down when the last batch on it closes.
       backend: ``"ray"``, or ``"local"``: the same in this process without Ray, for debugging.
@@ -119,7 +130,8 @@ class ParallelPyEnvironment(Specs, Closing):
         says which.
       ValueError: no constructors; or an argument that contradicts another.
       SpecMismatch: the environments' specs differ; says which, where, expected and found.
-      FleetStartError: not all were ready in time; says what was asked for and what there is.
+      FleetStartError: not all were ready in time, or there could never be room for all; says what
+        was asked for and what there is.
       Exception: what a constructor raised.
     """
 
@@ -136,6 +148,8 @@ class ParallelPyEnvironment(Specs, Closing):
         num_envs: int | None = None,
         envs_per_actor: int | Literal["auto"] = 1,
         actor_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        placement: Any = None,
+        rebalance_seconds: float | None = None,
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
         seed: int | Sequence[int] | None = None,
@@ -152,6 +166,8 @@ class ParallelPyEnvironment(Specs, Closing):
         if max_staleness is not None:
             max_staleness = _positive("max_staleness", max_staleness)
         self._max_staleness = max_staleness
+        self._rebalance_seconds = _seconds("rebalance_seconds", rebalance_seconds)
+        self._rebalance_at = time.monotonic() + (rebalance_seconds or float("inf"))
         constructors = _checked_constructors(env_constructors, num_envs)
         self._start_serially = start_serially
         self._blocking = blocking
@@ -165,6 +181,7 @@ class ParallelPyEnvironment(Specs, Closing):
             backend=backend,
             ray_init=ray_init,
             actor_options=_checked_options(actor_options, len(constructors)),
+            placement=placement,
             seeds=None if seed is None else Seeds(seed, len(constructors)),
             max_restarts=budget(on_failure, max_restarts),
             deadlines=deadlines(
@@ -178,7 +195,7 @@ class ParallelPyEnvironment(Specs, Closing):
         with contextlib.ExitStack() as kept:
             if envs_per_actor == "auto":
                 # The Ray that is started for the measurement is the one of the batch, too.
-                connection = channels.connector(backend, ray_init)()
+                connection = channels.connector(backend, ray_init, placement)()
                 kept.callback(connection.close)
                 probe = functools.partial(make_fleet, constructors[:1], envs_per_actor=1)
                 envs_per_actor = tuning.choose(len(constructors), probe)
@@ -241,6 +258,7 @@ class ParallelPyEnvironment(Specs, Closing):
         """
         fleet = self._fleet
         fleet.check_ready("step")
+        self._look_around()
         columns = fleet.action_layout.columns(actions, fleet.num_envs)
         columns_of_all = fleet.stepper.step(columns, one_by_one=self._blocking)
 
@@ -304,6 +322,7 @@ class ParallelPyEnvironment(Specs, Closing):
         fleet = self._fleet
         chosen = self._checked_ids(env_ids)
         fleet.check_ready("send", chosen)
+        self._look_around()
         columns = fleet.action_layout.columns(actions, len(chosen), "len(env_ids)")
         fleet.stepper.send_steps(chosen, columns)
 
@@ -358,6 +377,44 @@ class ParallelPyEnvironment(Specs, Closing):
     def under_way(self) -> list[int]:
         """Environments that were sent and not yet received, in ascending order."""
         return self._fleet.stepper.under_way
+
+    # -- on a cluster ------------------------------------------------------------------------------
+
+    @property
+    def actors(self) -> tuple[ActorInfo, ...]:
+        """Where the environments are: one element for each actor."""
+        return tuple(self._fleet.actors())
+
+    def describe(self) -> None:
+        """Prints where the environments are: nodes, their environments, actors and processes."""
+        print(description(self.actors))
+
+    def rebalance(self) -> list[int]:
+        """Moves environments from loaded nodes to others, such as have joined since the start.
+
+        What moves is closed and built anew there, with the next of its seeds; so its episode ends:
+        its next `step` shows LAST by truncation, as after a failure, which it does not count as.
+        Only with ``placement="spread"``, and not those that are under way, or whose `actor_options`
+        say where they belong.
+
+        Returns:
+          The environments that move, in ascending order.
+
+        Raises:
+          ResetNeeded: an environment failed before, and there was no `reset` since.
+        """
+        moved = self._fleet.rebalance()
+        if moved:
+            _log.info("%s of %d move to other nodes", words_for(moved), self.batch_size)
+        return moved
+
+    def _look_around(self) -> None:
+        """What is done now and then between steps."""
+        now = time.monotonic()
+        self._fleet.tell_if_due(now)
+        if now >= self._rebalance_at:
+            self.rebalance()
+            self._rebalance_at = time.monotonic() + (self._rebalance_seconds or float("inf"))
 
     # -- the batch as it is ------------------------------------------------------------------------
 
@@ -547,6 +604,12 @@ def _checked_options(
             f"{num_envs} environments"
         )
     return list(given)
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} is {value!r}, expected seconds above 0, or None")
+    return value
 
 
 def _positive(name: str, value: int) -> int:

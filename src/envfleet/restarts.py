@@ -15,12 +15,17 @@ from collections.abc import Iterable
 
 from envfleet import errors, gin_state
 from envfleet.actors import Sent
-from envfleet.errors import EnvFailure
+from envfleet.errors import ActorDied, EnvFailure, EnvTimeout
 
 _log = logging.getLogger("envfleet")
 
 _KEPT = 1000
 """How many failures the record holds: the last ones."""
+
+_CAUSES = {
+    f"{kind.__module__}.{kind.__qualname__}": cause
+    for kind, cause in ((ActorDied, "died"), (EnvTimeout, "timeout"))
+}
 
 _BACK_OFF, _LONGEST_BACK_OFF = 0.2, 10.0
 """Seconds before the second restart in a row; before each further one twice as many."""
@@ -58,6 +63,8 @@ class Restart:
     """The attempt that is on its way; empty while it backs off."""
     is_ready: bool = False
     """Whether the rebuilt environment has its first time step, which nobody has been shown."""
+    is_told: bool = False
+    """Whether it was said that this attempt waits for resources."""
 
 
 class Restarts:
@@ -74,6 +81,8 @@ class Restarts:
       history: the last failures.
       num_failures, num_restarts, last_failures: per environment, since the start.
       seconds_lost: per environment, from its failures until it had a time step again.
+      causes: how many failures by (cause, phase); a cause is ``died``, ``timeout`` or ``raised``.
+      restart_causes: how many environments were built anew by cause, ``moved`` among them.
     """
 
     def __init__(self, num_envs: int, max_in_a_row: int) -> None:
@@ -85,6 +94,8 @@ class Restarts:
         self.num_restarts = [0] * num_envs
         self.last_failures: list[EnvFailure | None] = [None] * num_envs
         self.seconds_lost = [0.0] * num_envs
+        self.causes: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.restart_causes: collections.Counter[str] = collections.Counter()
         self._max_in_a_row = max_in_a_row
         self._in_a_row: dict[int, list[EnvFailure]] = {}
 
@@ -122,6 +133,9 @@ class Restarts:
             told = f"; restart {len(attempts)} of {limit} in a row{pause}"
             told = "; it is built in a new actor" if was_closing else told
         self._in_a_row[i] = attempts
+        cause = _CAUSES.get(failure.type_name, "raised")
+        self.causes[cause, failure.phase] += 1
+        self.restart_causes[cause] += i in self.pending
         kept = failure.abridged()
         self.history.append(kept)
         self.num_failures[i] += 1
@@ -135,6 +149,12 @@ class Restarts:
         self._in_a_row.pop(env_id, None)
         self.failed.pop(env_id, None)
         self.given_up = [failure for failure in self.given_up if failure.index != env_id]
+
+    def move(self, env_id: int, owes_last: bool) -> None:
+        """The environment is built anew elsewhere, and has not failed."""
+        now = time.monotonic()
+        self.pending[env_id] = Restart(began=now, due=now, owes_last=owes_last)
+        self.restart_causes["moved"] += 1
 
     def succeeded(self, env_id: int) -> None:
         """The environment has made a good step: its failures are no longer in a row."""

@@ -42,6 +42,14 @@ class Timings:
         self._batches[self.num_batches % _KEPT] = seconds, busy
         self.num_batches += 1
 
+    def latest(self, numbers: np.ndarray[Any, Any]) -> list[tuple[int, float]]:
+        """(env_id, seconds) of the last resets and steps, so many of each environment."""
+        return [
+            (i, float(self._recent[(self.num_calls[i] - 1 - back) % _KEPT, i]))
+            for i, number in enumerate(numbers.tolist())
+            for back in range(min(number, _KEPT))
+        ]
+
     def quantile(self, q: float) -> list[float]:
         """Per environment, of the last 1000 resets and steps; NaN where there was none."""
         return self.quantiles(q)[0]

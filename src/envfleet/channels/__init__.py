@@ -9,10 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from envfleet.errors import EnvFleetError
 
 Call = Any
 """A posted call, as its backend knows it."""
+
+
+Array = np.ndarray[Any, Any]
+
+
+class Counted(NamedTuple):
+    """What a batch has counted since it told last.
+
+    Attributes:
+      steps: per environment, resets and steps that gave a time step.
+      seconds: (env_id, seconds) of some of them.
+      waited: seconds that the caller waited for actors.
+      failures: how many by (cause, phase). A cause is ``died``, ``timeout`` or ``raised``.
+      restarts: how many by cause; ``moved`` where nothing had failed.
+      alive: per environment, whether it works.
+    """
+
+    steps: Array
+    seconds: list[tuple[int, float]]
+    waited: float
+    failures: Mapping[tuple[str, str], int]
+    restarts: Mapping[str, int]
+    alive: Array
 
 
 class Late:
@@ -27,6 +52,10 @@ class Gone(Died):
     """All that the actors lived on is gone: a new actor could not be opened either."""
 
 
+class NodeLost(Died):
+    """The node is gone with it, or may be."""
+
+
 class Room(NamedTuple):
     """What there is for actors of some kind to run on."""
 
@@ -39,7 +68,18 @@ class Room(NamedTuple):
 
 
 class Channel(Protocol):
-    """The way to one actor."""
+    """The way to one actor.
+
+    Attributes:
+      transport: what carries its calls, in a word.
+      actor_id: of Ray; empty where there is none.
+    """
+
+    @property
+    def transport(self) -> str: ...
+
+    @property
+    def actor_id(self) -> str: ...
 
     def post(self, limit: float | None, method: str, *args: Any) -> Call:
         """Sends a call and does not wait. Calls on one channel run in the order of posting.
@@ -54,8 +94,15 @@ class Channel(Protocol):
         """
         ...
 
-    def watch(self, place: Any) -> None:
-        """What the actor's `hello` gave, when it is there: its end can be told from now on."""
+    def watch(self, place: Any) -> str | None:
+        """What the actor's `hello` gave, when it is there: its end can be told from now on.
+
+        Gives words for why it cannot be used, if so.
+        """
+        ...
+
+    def doubt(self) -> None:
+        """It fell silent: what is opened next should not share its fate."""
         ...
 
     def obituary(self, died: Died) -> str:
@@ -69,6 +116,17 @@ class Channel(Protocol):
 
 class Backend(Protocol):
     """Where actors live."""
+
+    def prepare(self, actors: Mapping[int, Mapping[str, Any]], timeout: float | None) -> None:
+        """Looks at what is to be opened, before it is: by its first environment, Ray's options.
+
+        Says what will have to wait, up to a timeout (seconds).
+
+        Raises:
+          FleetStartError: there will never be room for it.
+          ValueError: an option that is not for the caller.
+        """
+        ...
 
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> Channel:
         """Starts the actor for some environments and does not wait for it.
@@ -103,22 +161,42 @@ class Backend(Protocol):
         """Words for a start that fails: what such actors ask for, and what there is."""
         ...
 
+    def moves(self, actors: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        """Which actors, by their first environment, are to be opened anew for an even load."""
+        ...
+
+    def publish(self, counted: Counted, nodes: Sequence[str]) -> None:
+        """Tells whoever watches; by env_id the nodes on which environments are."""
+        ...
+
     def close(self) -> None:
         """Gives back what the backend itself started."""
         ...
 
 
-def connector(backend: str, ray_init: Mapping[str, Any] | None) -> Callable[[], Backend]:
+PLACEMENTS = ("spread", "pack", "strict_spread")
+"""What `placement` may be by a word of ours; "SPREAD" and "DEFAULT" are Ray's own."""
+
+
+def connector(
+    backend: str, ray_init: Mapping[str, Any] | None, placement: Any = None
+) -> Callable[[], Backend]:
     """What connects to the backend of that name, which starts Ray where it has to.
 
     Raises:
-      ValueError: there is no backend of that name.
+      ValueError: there is no backend, or placement, of that name.
     """
+    if isinstance(placement, str) and placement not in (*PLACEMENTS, "SPREAD", "DEFAULT"):
+        words = ", ".join(map(repr, PLACEMENTS))
+        raise ValueError(
+            f"placement is {placement!r}, expected one of {words}, a placement group, or one of "
+            "Ray's scheduling strategies"
+        )
 
     def ray_backend() -> Backend:
         from envfleet.channels.remote import RayBackend  # imports Ray
 
-        return RayBackend(ray_init)
+        return RayBackend(ray_init, placement)
 
     def local_backend() -> Backend:
         from envfleet.channels.local import LocalBackend

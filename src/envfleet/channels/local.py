@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envfleet.actor import EnvActor
-from envfleet.channels import Died, Late, Room
+from envfleet.channels import Counted, Died, Late, Room
 
 
 class LocalChannel:
     """An `EnvActor` that is called directly."""
+
+    transport, actor_id = "in process", ""
 
     def __init__(self, env_ids: Sequence[int]) -> None:
         self._actor: EnvActor | None = EnvActor(env_ids, in_process=True)
@@ -27,7 +29,11 @@ class LocalChannel:
         reply = getattr(self._actor, method)(*args)
         return Late() if limit is not None and time.perf_counter() - started > limit else reply
 
-    def watch(self, place: Any) -> None:
+    def watch(self, place: Any) -> str | None:
+        del place
+        return None
+
+    def doubt(self) -> None:
         pass
 
     def obituary(self, died: Died) -> str:
@@ -42,6 +48,9 @@ class LocalChannel:
 
 class LocalBackend:
     """Opens `LocalChannel`s; `actor_options` mean nothing here and are ignored."""
+
+    def prepare(self, actors: Mapping[int, Mapping[str, Any]], timeout: float | None) -> None:
+        pass
 
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> LocalChannel:
         del options
@@ -67,6 +76,13 @@ class LocalBackend:
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
         del options
         return "environments are built in this process, one after another"
+
+    def moves(self, actors: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        del actors
+        return []
+
+    def publish(self, counted: Counted, nodes: Sequence[str]) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -5,7 +5,6 @@ What was learnt of Ray 2.60 stands here, each as a comment where it is used.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import threading
@@ -18,8 +17,11 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envfleet.actor import EnvActor
-from envfleet.channels import Died, Gone, Room
+from envfleet.channels import Counted, Died, Gone, NodeLost, Room
+from envfleet.channels.metrics import Metrics
+from envfleet.channels.placement import Placement, cluster_words
 from envfleet.channels.processes import Watch, end_orphans, last_lines, prepare
+from envfleet.version import __version__
 
 _REFUSED = {
     "max_restarts": "a silent restart is a silent wrong answer",
@@ -33,8 +35,6 @@ _REFUSED = {
 _GONE = "the Ray that the actors were on was shut down"
 
 _DEFAULTS = {
-    # Without a strategy Ray piles actors on one node until it is full.
-    "scheduling_strategy": "SPREAD",
     # Ray records every call for its dashboard: too many of them, and a tenth slower.
     "enable_task_events": False,
 }
@@ -49,6 +49,8 @@ class Place(NamedTuple):
     node_id: str
     stderr: str
     """The file on that node into which its stderr goes."""
+    version: str
+    """Of envfleet."""
 
 
 class RayEnvActor:
@@ -70,7 +72,7 @@ class RayEnvActor:
 
     def hello(self) -> Place:
         stderr = os.path.realpath("/proc/self/fd/2")  # Ray has no public way to ask for it
-        return Place(*self._actor.hello(), self._node_id, stderr)
+        return Place(*self._actor.hello(), self._node_id, stderr, __version__)
 
     def build(self, *args: Any) -> Any:
         return self._actor.build(*args)
@@ -103,10 +105,13 @@ _PATIENCE = 5.0
 
 
 class RayChannel:
-    """A handle on one Ray actor."""
+    """A handle on one Ray actor, by its first environment."""
 
-    def __init__(self, backend: RayBackend, handle: Any) -> None:
+    transport = "rpc"
+
+    def __init__(self, backend: RayBackend, first: int, handle: Any) -> None:
         self._backend = backend
+        self._first = first
         self._handle = handle
         self._methods: dict[str, Any] = {}
         self.place: Place | None = None
@@ -127,10 +132,17 @@ class RayChannel:
             # A plain Exception: the handle is of a Ray that has been shut down since.
             raise (Died(str(problem)) if self._backend.is_there() else Gone(_GONE)) from None
 
-    def watch(self, place: Any) -> None:
+    def watch(self, place: Any) -> str | None:
         self.place = place
+        self._backend.placement.met(self._first, place.node_id)
         if place.node_id == ray.get_runtime_context().get_node_id():
             self._watch = Watch(place.pid)
+        if place.version != __version__:
+            return (
+                f"envfleet is {place.version} on node {place.node} and {__version__} in the "
+                "caller: install the same one everywhere"
+            )
+        return None
 
     @property
     def is_here(self) -> bool:
@@ -146,9 +158,12 @@ class RayChannel:
             return str(died)
         words = "; ".join(filter(None, [str(died), self._watch.words() if self._watch else ""]))
         lines = ""
-        if self.place is not None and not isinstance(died, _NodeLost):
-            with contextlib.suppress(RayError):
-                lines = self._last_lines(self.place)
+        place = self.place
+        if place is not None and not isinstance(died, NodeLost) and not self._is_doubted:
+            try:
+                lines = self._last_lines(place)
+            except RayError:
+                self.doubt()
         return f"{words}\nthe last lines of its stderr:\n{lines}" if lines else words
 
     def _last_lines(self, place: Place) -> str:
@@ -156,7 +171,16 @@ class RayChannel:
             return last_lines(place.stderr)
         return str(ray.get(_there(place.node_id, last_lines, place.stderr), timeout=_PATIENCE))
 
+    def doubt(self) -> None:
+        if self.place is not None and not self.is_here:
+            self._backend.placement.doubt(self.place.node_id)
+
+    @property
+    def _is_doubted(self) -> bool:
+        return self.place is not None and self._backend.placement.is_doubted(self.place.node_id)
+
     def kill(self) -> None:
+        self._backend.placement.left(self._first)
         if not self._backend.is_there():
             return
         with contextlib.suppress(Exception):  # not known any more: gone, which is what was wanted
@@ -179,23 +203,37 @@ class RayBackend:
 
     Args:
       ray_init: arguments of `ray.init`, which is called only if Ray is not initialised.
+      placement: see `Placement`.
     """
 
-    def __init__(self, ray_init: Mapping[str, Any] | None) -> None:
+    def __init__(self, ray_init: Mapping[str, Any] | None, placement: Any = None) -> None:
         self._lease = _Lease.take(ray_init)
         self._address = _address()
+        self.placement = Placement(placement)
+        self._metrics = Metrics()
 
     def is_there(self) -> bool:
         """Whether Ray still is the one that the actors are on: the user may have shut it down."""
         return ray.is_initialized() and _address() == self._address
 
+    def prepare(
+        self,
+        actors: Mapping[int, Mapping[str, Any]],
+        timeout: float | None,
+    ) -> None:
+        for options in actors.values():
+            for name in options.keys() & _REFUSED.keys():
+                raise ValueError(f"actor_options[{name!r}] is not for the caller: {_REFUSED[name]}")
+            _REMOTE.options(**options)  # raises for what Ray does not know
+        self.placement.prepare(actors, timeout)
+
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> RayChannel:
-        for name in options.keys() & _REFUSED.keys():
-            raise ValueError(f"actor_options[{name!r}] is not for the caller: {_REFUSED[name]}")
         if not self.is_there():
             raise Gone(f"{_GONE}: make a new batch")
-        chosen = {**_DEFAULTS, **options, "max_restarts": 0, "max_task_retries": 0}
-        return RayChannel(self, _REMOTE.options(**chosen).remote(list(env_ids)))
+        there = self.placement.options(env_ids[0], options)
+        chosen = {**_DEFAULTS, **options, **there, "max_restarts": 0, "max_task_retries": 0}
+        handle = _REMOTE.options(**chosen).remote(list(env_ids))
+        return RayChannel(self, env_ids[0], handle)
 
     def settle(
         self, calls: Sequence[Any], timeout: float | None, at_least: int | None = None
@@ -256,19 +294,19 @@ class RayBackend:
         return Room(max(1, cpus), min(fit, default=float("inf")), is_callers)
 
     def resources(self, options: Sequence[Mapping[str, Any]]) -> str:
-        asked = collections.Counter(_asked(chosen) for chosen in options)
-        words = ", ".join(f"{count} x {what}" for what, count in asked.items())
-        total, free = ray.cluster_resources(), ray.available_resources()
-        nodes = sum(node["Alive"] for node in ray.nodes())
-        names = {"CPU", "GPU"} | {n for chosen in options for n in chosen.get("resources") or {}}
-        have = ", ".join(
-            f"{total.get(name, 0):g} {name} of which {free.get(name, 0):g} free"
-            for name in sorted(names)
-            if name in total or name != "GPU"
-        )
-        return f"asked for {words}; the cluster ({nodes} nodes) has {have}"
+        return cluster_words(options)
+
+    def publish(self, counted: Counted, nodes: Sequence[str]) -> None:
+        if self.is_there():
+            self._metrics.publish(counted, nodes)
+
+    def moves(self, actors: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        return self.placement.moves(actors)
 
     def close(self) -> None:
+        if self.is_there():
+            self.placement.close()
+            self._metrics.close()
         self._lease.give_back()
 
 
@@ -291,17 +329,13 @@ def _outcome(ref: Any) -> Any:
         return _death(error)
 
 
-class _NodeLost(Died):
-    """The node is gone with it, or may be."""
-
-
 def _death(error: RayError) -> Died:
     text = str(error)
     if isinstance(error, OutOfMemoryError):
         return Died("out of memory: " + text.partition("\nObject store memory usage")[0].strip())
     if isinstance(error, ActorUnavailableError):
         # What Ray says of a lost node until it is sure of it, which takes more than ten seconds.
-        return _NodeLost(f"Ray lost the connection to it, perhaps its node: {text.strip()}")
+        return NodeLost(f"Ray lost the connection to it, perhaps its node: {text.strip()}")
     for marker in ("Worker exit detail: ", "The actor is dead because ", "The actor died because "):
         _, found, rest = text.rpartition(marker)
         if found:
@@ -310,18 +344,7 @@ def _death(error: RayError) -> Died:
     # This "code" is the state of a socket, and no exit code.
     text = text.partition(" Some common causes include")[0].strip()
     text = text.replace(" with a connection error code 2. End of file.", "")
-    return _NodeLost(text) if "its node has died" in text else Died(text)
-
-
-def _asked(options: Mapping[str, Any]) -> str:
-    resources = dict(options.get("resources") or {})
-    # Ray's own default: an actor needs one CPU to be placed, and holds none while it runs.
-    cpus = options.get("num_cpus")
-    words = ["1 CPU (to be placed; none afterwards)" if cpus is None else f"{cpus:g} CPU"]
-    words += [f"{options['num_gpus']:g} GPU"] if options.get("num_gpus") else []
-    words += [f"{amount:g} {name}" for name, amount in resources.items()]
-    words += [f"labels {options['label_selector']}"] if options.get("label_selector") else []
-    return " + ".join(words)
+    return NodeLost(text) if "its node has died" in text else Died(text)
 
 
 class _Lease:
