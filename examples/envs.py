@@ -30,3 +30,27 @@ class Robot(dm_env.Environment):
 
     def _move(self, joint: str) -> float:
         return JOINTS[joint]
+
+
+class Walk(dm_env.Environment):
+    """A walk on a line, one step to the right or left; an episode ends ten steps from its start."""
+
+    def __init__(self, start: int = 0, breaks_at: int | None = None) -> None:
+        self._start, self._breaks_at = start, breaks_at
+
+    def observation_spec(self) -> specs.Array:
+        return specs.Array((), np.int64, "place")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(2, name="right")
+
+    def reset(self) -> dm_env.TimeStep:
+        self._place = self._start
+        return dm_env.restart(np.int64(self._place))
+
+    def step(self, action: np.ndarray) -> dm_env.TimeStep:
+        self._place += 1 if action else -1
+        if self._place == self._breaks_at:
+            raise RuntimeError(f"the ice breaks at {self._place}")
+        end = dm_env.termination if abs(self._place - self._start) == 10 else dm_env.transition
+        return end(float(action), np.int64(self._place))

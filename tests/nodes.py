@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,19 @@ class Nodes:
       head: arguments of the head.
     """
 
-    def __init__(self, workers: int = 2, num_cpus: int = 2, **head: Any) -> None:
+    def __init__(
+        self, workers: int = 2, num_cpus: int = 2, head: Mapping[str, Any] | None = None
+    ) -> None:
         # Short: the names of Ray's sockets have 107 characters at most.
         self._directory = tempfile.mkdtemp(prefix="nodes-")
         self._before = os.environ.get("RAY_TMPDIR")
         os.environ["RAY_TMPDIR"] = self._directory
-        self._num_cpus, self._frozen = num_cpus, set()
-        arguments = {"num_cpus": 1, "include_dashboard": False, **head}
+        self._num_cpus, self._num_workers = num_cpus, workers
+        self.workers: list[Any] = []
+        self._frozen: set[Any] = set()
+        arguments = {"num_cpus": 1, "include_dashboard": False, **(head or {})}
         self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
-        self.workers = [self.add() for _ in range(workers)]
+        self.restore()
 
     @property
     def address(self) -> str:
@@ -47,7 +51,9 @@ class Nodes:
 
     def add(self, **arguments: Any) -> Any:
         """Another node, when it is there."""
-        return self._cluster.add_node(**{"num_cpus": self._num_cpus, **arguments})
+        node = self._cluster.add_node(**{"num_cpus": self._num_cpus, **arguments})
+        self.workers.append(node)
+        return node
 
     def kill(self, node: Any) -> None:
         """Ends all processes of a node at once, as its machine's end would."""
@@ -80,6 +86,15 @@ class Nodes:
                 for task in Path(f"/proc/{pid}/task").iterdir():
                     found += map(int, (task / "children").read_text().split())
         return found
+
+    def restore(self) -> None:
+        """As many workers as at first, all new where one was not as at first."""
+        for node in [*self._frozen]:
+            self.kill(node)
+        for node in [*self.workers][self._num_workers :]:
+            self.kill(node)
+        while len(self.workers) < self._num_workers:
+            self.add()
 
     def stop(self) -> None:
         """Ends all of it."""

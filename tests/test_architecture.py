@@ -39,7 +39,7 @@ ROWS = [
     ["channels.local", "channels.remote"],
     ["channels.metrics"],
     ["channels"],
-    ["channels.placement", "channels.processes"],
+    ["channels.importing", "channels.placement", "channels.processes"],
     ["actor"],
     ["environments"],
     ["environments.gymnasium_member"],

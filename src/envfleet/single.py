@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -261,6 +262,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         """
         self._wait_moving()
         self._fleet.check_ready("step")
+        self._fleet.tell_if_due(time.monotonic())
         columns = self._fleet.action_layout.columns(action, None)
         return self._advance(self._fleet.stepper.step(columns), blocking)
 

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envfleet.actor import EnvActor
 from envfleet.channels import Counted, Died, Gone, NodeLost, Room
+from envfleet.channels.importing import add_import_paths, import_paths
 from envfleet.channels.metrics import Metrics
 from envfleet.channels.placement import Placement, cluster_words
 from envfleet.channels.processes import Watch, end_orphans, last_lines, prepare
@@ -60,7 +61,8 @@ class RayEnvActor:
     private ones too, which would cost time at every step and show in every traceback.
     """
 
-    def __init__(self, env_ids: Sequence[int]) -> None:
+    def __init__(self, env_ids: Sequence[int], import_paths: Sequence[str] = ()) -> None:
+        add_import_paths(import_paths)
         self._node_id = ray.get_runtime_context().get_node_id()
         node = f"{ray.util.get_node_ip_address()} {self._node_id[:8]}"
         self._actor = EnvActor(env_ids, node=node)
@@ -232,7 +234,7 @@ class RayBackend:
             raise Gone(f"{_GONE}: make a new batch")
         there = self.placement.options(env_ids[0], options)
         chosen = {**_DEFAULTS, **options, **there, "max_restarts": 0, "max_task_retries": 0}
-        handle = _REMOTE.options(**chosen).remote(list(env_ids))
+        handle = _REMOTE.options(**chosen).remote(list(env_ids), import_paths())
         return RayChannel(self, env_ids[0], handle)
 
     def settle(

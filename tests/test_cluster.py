@@ -1,0 +1,306 @@
+"""Batches on several nodes: where environments go, and what the loss of a node costs."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from nodes import Nodes, connected, until
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+import envfleet
+from envfleet import FleetStartError, ParallelPyEnvironment
+from envfleet.testing import DelayEnv, ProbeEnv
+
+pytestmark = pytest.mark.cluster
+
+STEP_TIMEOUT = 3.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head and two workers with two CPUs each."""
+    nodes = Nodes(workers=2, num_cpus=2, head={"num_cpus": 2})
+    try:
+        with connected(nodes):
+            yield nodes
+    finally:
+        nodes.stop()
+
+
+@pytest.fixture
+def nodes(cluster):
+    """The same, whatever the test before has done to it."""
+    cluster.restore()
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, 120)
+    until(lambda: ray.available_resources().get("CPU") == 6.0)
+    return cluster
+
+
+def by_node(batch):
+    """By the node's id, its environments."""
+    found = collections.defaultdict(list)
+    for one in batch.actors:
+        found[one.node.split()[1]] += one.env_ids
+    return dict(found)
+
+
+def short(node):
+    return node.node_id[:8]
+
+
+def counts(batch):
+    return sorted(map(len, by_node(batch).values()))
+
+
+def step(batch):
+    return batch.step(np.zeros(batch.batch_size, np.int64))
+
+
+# -- placement -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"num_cpus": 1}], ids=["default", "a cpu each"])
+def test_environments_spread_evenly_over_the_nodes(nodes, options, capsys):
+    with ParallelPyEnvironment([ProbeEnv] * 6, actor_options=options) as batch:
+        assert counts(batch) == [2, 2, 2]
+        batch.describe()
+    assert len({line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}) == 3
+
+
+def test_packed_environments_share_the_callers_node_while_it_has_cores(nodes):
+    with ParallelPyEnvironment([ProbeEnv] * 2, placement="pack") as batch:
+        assert [*by_node(batch)] == [short(nodes.head)]
+    with ParallelPyEnvironment([ProbeEnv] * 4, placement="pack") as batch:
+        assert counts(batch) == [2, 2]
+
+
+def test_strictly_spread_actors_have_a_node_each(nodes):
+    with ParallelPyEnvironment([ProbeEnv] * 6, envs_per_actor=2, placement="strict_spread") as b:
+        assert counts(b) == [2, 2, 2]
+    with pytest.raises(FleetStartError, match=r"1 of 4 actors .* each on a node of its own"):
+        ParallelPyEnvironment([ProbeEnv] * 4, placement="strict_spread")
+
+
+def test_placement_may_be_a_group_or_a_strategy_of_rays(nodes):
+    group = placement_group([{"CPU": 1}] * 2, strategy="STRICT_PACK")
+    worker = nodes.workers[1].node_id
+    there = NodeAffinitySchedulingStrategy(worker, soft=False)
+    try:
+        with ParallelPyEnvironment([ProbeEnv] * 2, placement=group) as batch:
+            assert counts(batch) == [2]
+        with ParallelPyEnvironment([ProbeEnv] * 2, placement=there) as batch:
+            assert [*by_node(batch)] == [worker[:8]]
+        with pytest.raises(FleetStartError, match=r"4 actors of 1 CPU .* the bundles \[\{'CPU'"):
+            ParallelPyEnvironment([ProbeEnv] * 4, placement=group, actor_options={"num_cpus": 1})
+    finally:
+        remove_placement_group(group)
+
+
+def test_environments_may_have_resources_and_labels_of_their_own(nodes):
+    labelled = nodes.add(resources={"simulator": 1}, labels={"kind": "fast"})
+    options = [{"resources": {"simulator": 1}}, {"label_selector": {"kind": "fast"}}, {}]
+    with ParallelPyEnvironment([ProbeEnv] * 3, actor_options=options) as batch:
+        homes = [one.node.split()[1] for one in batch.actors]
+    assert homes[:2] == [short(labelled)] * 2
+    assert homes[2] != short(labelled)
+
+
+def in_a_trial(bundles, *, num_envs, **arguments):
+    """What a batch does in a task that holds the first bundle of a group, as a trial of Tune's."""
+
+    def trial():
+        try:
+            with ParallelPyEnvironment([ProbeEnv] * num_envs, **arguments) as batch:
+                return by_node(batch)
+        except FleetStartError as error:
+            return str(error)
+
+    group = placement_group(bundles)
+    inside = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+    try:
+        task = ray.remote(trial).options(num_cpus=1, scheduling_strategy=inside)
+        return ray.get(task.remote(), timeout=120)
+    finally:
+        remove_placement_group(group)
+
+
+def test_batch_of_a_trial_lives_in_the_placement_group_of_the_trial(nodes):
+    """As Ray Tune and Ray Train start theirs."""
+    found = in_a_trial([{"CPU": 1}, {"CPU": 1}], num_envs=3)
+    assert sum(map(len, found.values())) == 3
+    assert len(found) <= 2
+    words = in_a_trial([{"CPU": 1}], num_envs=3)
+    assert "3 actors of 1 CPU" in words
+    assert "[{'CPU': 1.0}], of which 1 CPU are this worker's own" in words
+    assert "tune.PlacementGroupFactory([{'CPU': 1}] + [{'CPU': 1}] * 3)" in words
+    found = in_a_trial([{"CPU": 1}], num_envs=3, placement="spread")
+    assert len(found) == 3
+
+
+def test_versions_that_differ_are_named(nodes, tmp_path):
+    source = Path(envfleet.__file__).parent
+    shutil.copytree(source, tmp_path / "envfleet")
+    (tmp_path / "envfleet" / "version.py").write_text('__version__ = "0.0.7"\n')
+    options = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}
+    with pytest.raises(FleetStartError, match=r"env 0: envfleet is 0\.0\.7 on node .* and 0\.1"):
+        ParallelPyEnvironment([ProbeEnv], actor_options=options)
+
+
+def test_what_environments_print_says_which_they_are(nodes):
+    with ParallelPyEnvironment([ProbeEnv] * 3, envs_per_actor=2) as batch:
+        names = ray.get([actor._handle.__repr__.remote() for actor in handles(batch)])
+    assert names == ["EnvActor(envs=0..1)", "EnvActor(env=2)"]
+
+
+def handles(batch):
+    return [*batch._fleet._actors._channels.values()]
+
+
+# -- nodes that are lost ---------------------------------------------------------------------------
+
+
+def steps_through(batch, lost, num_steps=12):
+    """Steps a batch, some of whose environments are lost in the first step; gives its seconds.
+
+    Each of those shows one truncated LAST and then FIRST, and nobody else notices.
+    """
+    before = batch.current_time_step().observation["step"].copy()
+    began = time.monotonic()
+    time_step = step(batch)
+    seconds = time.monotonic() - began
+    for i in range(batch.batch_size):
+        if i in lost:
+            assert (time_step.step_type[i], time_step.discount[i], time_step.reward[i]) == (2, 1, 0)
+            assert time_step.observation["step"][i] == before[i]
+        else:
+            assert time_step.step_type[i] == 1
+            assert time_step.observation["step"][i] == before[i] + 1
+    assert step(batch).step_type.tolist() == [0 if i in lost else 1 for i in range(6)]
+    for _ in range(num_steps):
+        assert step(batch).step_type.tolist() == [1] * batch.batch_size
+    failures = [0] * batch.batch_size
+    for i in lost:
+        failures[i] = 1
+    assert batch.num_failures == failures
+    return seconds
+
+
+Long = functools.partial(ProbeEnv, episode_length=1000)
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_lost_node_costs_each_of_its_environments_one_episode_and_nothing_else(nodes, how):
+    lost_node = nodes.workers[0]
+    with ParallelPyEnvironment([Long] * 6, on_failure="restart", step_timeout=STEP_TIMEOUT) as b:
+        b.reset()
+        for _ in range(5):
+            step(b)
+        lost = by_node(b)[short(lost_node)]
+        assert len(lost) == 2
+        getattr(nodes, how)(lost_node)
+        seconds = steps_through(b, lost)
+        assert seconds < STEP_TIMEOUT + 3
+        assert short(lost_node) not in by_node(b)
+        assert counts(b) == [3, 3]
+
+
+def test_node_lost_within_a_step_is_noticed_in_that_step(nodes):
+    slow = functools.partial(DelayEnv, 2.0)
+    with ParallelPyEnvironment([slow] * 6, on_failure="restart", step_timeout=30.0) as batch:
+        batch.reset()
+        lost = by_node(batch)[short(nodes.workers[0])]
+        promise = batch.post_step(np.zeros(6, np.int64))
+        time.sleep(0.5)
+        nodes.kill(nodes.workers[0])
+        time_step = promise()
+        assert [i for i in range(6) if time_step.step_type[i] == 2] == lost
+        assert batch.num_failures == [int(i in lost) for i in range(6)]
+
+
+def test_without_restart_a_lost_node_is_raised_and_a_reset_comes_back_elsewhere(nodes):
+    with ParallelPyEnvironment([Long] * 6, step_timeout=STEP_TIMEOUT) as batch:
+        batch.reset()
+        lost = by_node(batch)[short(nodes.workers[1])]
+        nodes.kill(nodes.workers[1])
+        with pytest.raises(envfleet.ActorDied, match=f"env {lost[0]} of 6"):
+            step(batch)
+        assert batch.reset().step_type.tolist() == [0] * 6
+        assert counts(batch) == [3, 3]
+
+
+def test_environments_without_room_wait_and_say_so(nodes, caplog):
+    options = {"num_cpus": 1}
+    with ParallelPyEnvironment(
+        [Long] * 6, on_failure="restart", step_timeout=STEP_TIMEOUT, actor_options=options
+    ) as batch:
+        batch.reset()
+        lost = by_node(batch)[short(nodes.workers[0])]
+        nodes.kill(nodes.workers[0])
+        working = [i for i in range(6) if i not in lost]
+        batch.send(np.zeros(6, np.int64))
+        received = set()
+        with caplog.at_level(logging.WARNING, "envfleet"):
+            # The others go on all the while.
+            end = time.monotonic() + 60
+            while "wait for resources" not in caplog.text:
+                assert time.monotonic() < end
+                _, ids = batch.recv(timeout=1.0)
+                received |= {*ids.tolist()}
+                batch.send(np.zeros(len(ids), np.int64), ids)
+        assert received == set(range(6))  # each of the lost with its LAST
+        (said,) = [one for one in caplog.messages if "wait for resources" in one]
+        assert "asked for 2 x 1 CPU; the cluster (" in said
+        assert "0 free" in said
+        joined = nodes.add()
+        end = time.monotonic() + 120
+        back = set()
+        while back != set(lost):
+            assert time.monotonic() < end
+            time_step, ids = batch.recv(timeout=1.0)
+            back |= {
+                i for i, kind in zip(ids.tolist(), time_step.step_type, strict=True) if not kind
+            }
+            batch.send(np.zeros(len(ids), np.int64), ids)
+        assert sorted(by_node(batch)[short(joined)]) == lost
+        assert set(working).isdisjoint(back)
+
+
+# -- nodes that join -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["asked", "by itself"])
+def test_node_that_joined_takes_its_share(nodes, how):
+    nodes.kill(nodes.workers[0])
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 60)
+    arguments = {"rebalance_seconds": 0.05} if how == "by itself" else {}
+    with ParallelPyEnvironment([Long] * 6, **arguments) as batch:
+        batch.reset()
+        step(batch)
+        assert counts(batch) == [3, 3]
+        nodes.add()
+        if how == "asked":
+            moved = batch.rebalance()
+            time_step = step(batch)
+        else:
+            time.sleep(0.1)
+            time_step = step(batch)
+            moved = [i for i in range(6) if time_step.step_type[i] == 2]
+        assert len(moved) == 2
+        assert [i for i in range(6) if time_step.step_type[i] == 2] == moved
+        assert time_step.discount.tolist() == [1.0] * 6
+        assert step(batch).step_type.tolist() == [0 if i in moved else 1 for i in range(6)]
+        assert counts(batch) == [2, 2, 2]
+        assert batch.num_failures == [0] * 6
+        assert batch.rebalance() == []
