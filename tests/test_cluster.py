@@ -5,7 +5,11 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -158,14 +162,34 @@ def test_versions_that_differ_are_named(nodes, tmp_path):
         ParallelPyEnvironment([ProbeEnv], actor_options=options)
 
 
-def test_what_environments_print_says_which_they_are(nodes):
-    with ParallelPyEnvironment([ProbeEnv] * 3, envs_per_actor=2) as batch:
-        names = ray.get([actor._handle.__repr__.remote() for actor in handles(batch)])
-    assert names == ["EnvActor(envs=0..1)", "EnvActor(env=2)"]
+PRINTING = """
+import envfleet.testing
+
+class Printing(envfleet.testing.ProbeEnv):
+    def reset(self):
+        print("here I am")
+        return super().reset()
+
+with envfleet.ParallelPyEnvironment([Printing] * 3, envs_per_actor=2) as batch:
+    batch.reset()
+    import time; time.sleep(1)  # Ray brings what was printed a little later
+"""
 
 
-def handles(batch):
-    return [*batch._fleet._actors._channels.values()]
+def test_what_environments_print_says_which_they_are(nodes, tmp_path):
+    (tmp_path / "program.py").write_text(PRINTING)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": nodes.address, "RAY_COLOR_PREFIX": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout + done.stderr
+    for name in ("EnvActor(envs=0..1)", "EnvActor(env=2)"):
+        assert re.search(re.escape(f"({name} pid=") + r"\d+.*\) here I am", printed), printed
 
 
 # -- nodes that are lost ---------------------------------------------------------------------------
@@ -254,14 +278,14 @@ def test_environments_without_room_wait_and_say_so(nodes, caplog):
         with caplog.at_level(logging.WARNING, "envfleet"):
             # The others go on all the while.
             end = time.monotonic() + 60
-            while "wait for resources" not in caplog.text:
+            while "for resources or a process" not in caplog.text:
                 assert time.monotonic() < end
                 _, ids = batch.recv(timeout=1.0)
                 received |= {*ids.tolist()}
                 batch.send(np.zeros(len(ids), np.int64), ids)
         assert received == set(range(6))  # each of the lost with its LAST
-        (said,) = [one for one in caplog.messages if "wait for resources" in one]
-        assert "asked for 2 x 1 CPU; the cluster (" in said
+        said = next(one for one in caplog.messages if "for resources or a process" in one)
+        assert re.match(r"envs? \d.* waits? for .*; asked for \d x 1 CPU; the cluster \(", said)
         assert "0 free" in said
         joined = nodes.add()
         end = time.monotonic() + 120

@@ -477,7 +477,8 @@ class Actors:
         """Words for actors without a process."""
         assert self._backend is not None
         resources = self._backend.resources([self._options[a] for a in homeless])
-        return f"{self.names(homeless)} wait for resources or a process; {resources}"
+        waits = "waits" if sum(len(self.env_ids[a]) for a in homeless) == 1 else "wait"
+        return f"{self.names(homeless)} {waits} for resources or a process; {resources}"
 
     def described(self) -> list[ActorInfo]:
         """Every actor that there is."""
