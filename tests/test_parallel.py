@@ -554,7 +554,7 @@ def test_start_that_cannot_finish_says_what_was_asked_for_and_what_there_is(on_r
         ({"num_cpus": 2}, "2 of 4 actors could never be placed: asked for 4 x 2 CPU; .* 4 CPU"),
         ({"num_cpus": 5}, r"4 of 4 actors .* no autoscaler \(the largest node has 4 CPU"),
         ({"num_gpus": 1}, r"1 GPU; the cluster \(1 nodes\) has .* 0 GPU of which 0 free"),
-        ({"resources": {"unicorn": 1}}, "1 unicorn; .* 0 unicorn of which 0 free"),
+        ({"resources": {"unicorn": 1}}, r"1 CPU \+ 1 unicorn; .* 0 unicorn of which 0 free"),
     ],
     ids=["all together", "one of them", "gpu", "resource"],
 )

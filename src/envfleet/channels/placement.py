@@ -152,7 +152,7 @@ class Placement:
         self._on[first] = node.node_id
         strategy["label_selector"] = {NODE_LABEL: node.node_id}
         strategy["fallback_strategy"] = [{"label_selector": others}]
-        if options.get("num_cpus") is None:
+        if "CPU" not in _held(options):
             # By default an actor needs a CPU while it is placed, and none afterwards. That there
             # is one has been looked at; the others that are placed now must not take it.
             strategy["num_cpus"] = 0
@@ -280,7 +280,10 @@ def _held(options: Mapping[str, Any]) -> dict[str, float]:
         "memory": options.get("memory"),
         **(options.get("resources") or {}),
     }
-    return {name: float(amount) for name, amount in given.items() if amount is not None}
+    held = {name: float(amount) for name, amount in given.items() if amount is not None}
+    # Ray's default: nothing, but a CPU as soon as anything but memory is asked for.
+    is_default = not held.keys() - {"memory"} and "accelerator_type" not in options
+    return held if is_default else {"CPU": 1.0, **held}
 
 
 def _has(there: Mapping[str, float], needs: Mapping[str, float]) -> bool:
@@ -318,8 +321,8 @@ def _left_over(
 
 def asked(options: Mapping[str, Any]) -> str:
     """What an actor asks for."""
-    cpus = options.get("num_cpus")
-    words = ["1 CPU (to be placed; none afterwards)" if cpus is None else f"{cpus:g} CPU"]
+    held = _held(options)
+    words = [f"{held['CPU']:g} CPU" if "CPU" in held else "1 CPU (to be placed; none afterwards)"]
     words += [f"{options['num_gpus']:g} GPU"] if options.get("num_gpus") else []
     words += [f"{options['memory'] / 2**30:.3g} GiB"] if options.get("memory") else []
     words += [f"{amount:g} {name}" for name, amount in (options.get("resources") or {}).items()]
