@@ -13,6 +13,7 @@ VENV_PEERS ?= .venv-peers
 VENV_BENCH ?= .venv-bench
 VENV_DEMO ?= .venv-demo
 VENV_COLLECT ?= .venv-collect
+VENV_CLUSTER ?= .venv-cluster
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
@@ -36,6 +37,11 @@ COLLECT_PACKAGES := 'ray[rllib]' pandas polars 'minari[hdf5]' pillow 'gymnasium[
   highway-env dm-control 'mujoco>=3.17,<4' 'pytest>=9' hypothesis attrs
 COLLECT_TESTS ?= tests/test_collect.py $(wildcard tests/test_collect_*.py)
 
+# What the tests on several nodes run on. Not with the others: with Ray's dashboard installed every
+# local Ray takes longer to start.
+CLUSTER_PACKAGES := 'ray[tune]' 'gymnasium' 'pytest>=9' hypothesis attrs
+CLUSTER_TESTS ?= $(wildcard tests/test_cluster*.py)
+
 # Some of them, and of what the benchmark compares with, need PyTorch, which is installed before
 # them, so that it can be another build than the one that they would bring:
 # make bench TORCH=torch-2.13.0+cpu-....whl
@@ -43,7 +49,7 @@ TORCH ?= torch==2.13.0
 BENCH_PACKAGES := 'gymnasium[mujoco]' stable-baselines3 tianshou matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint chaos bench bench-collect test-collect test-interop test-peers test-tf
+.PHONY: help demo test lint chaos bench bench-collect test-cluster test-collect test-interop test-peers test-tf
 .NOTPARALLEL:  # two pips in one environment would get in each other's way
 .DELETE_ON_ERROR:
 
@@ -78,6 +84,9 @@ bench-collect: $(VENV_BENCH)/.bench  ## collecting beside plain loops: ten minut
 test-collect: $(VENV_COLLECT)/.collect  ## datasets: written, killed, gone on with, read by pandas, RLlib ...
 	$(VENV_COLLECT)/bin/python -m pytest $(COLLECT_TESTS) $(TEST_ARGS)
 
+test-cluster: $(VENV_CLUSTER)/.cluster  ## several nodes: placement, jobs, nodes lost and added, a cut link
+	$(VENV_CLUSTER)/bin/python -m pytest -m cluster $(CLUSTER_TESTS) $(TEST_ARGS)
+
 test-interop: test-peers test-tf  ## both of the following: the tests that need other packages
 
 test-peers: $(VENV_PEERS)/.peers  ## beside Stable-Baselines3, dm_control, MiniGrid, highway-env
@@ -106,7 +115,7 @@ define require
   echo "envfleet: this needs $(3); $(1) is $$found. Name another one: make $(4)=..." >&2; exit 1; }
 endef
 
-$(addsuffix /.created,$(VENV) $(VENV_DEMO) $(VENV_COLLECT) $(VENV_PEERS) $(VENV_BENCH)):
+$(addsuffix /.created,$(VENV) $(VENV_DEMO) $(VENV_CLUSTER) $(VENV_COLLECT) $(VENV_PEERS) $(VENV_BENCH)):
 	$(call require,$(PYTHON),v >= (3$(comma) 11),Python 3.11 or newer,PYTHON)
 	$(call create,$(PYTHON),$(@D))
 
@@ -124,6 +133,11 @@ $(VENV_COLLECT)/.collect: pyproject.toml $(VENV_COLLECT)/.created
 	@echo "installing readers of datasets and envfleet[collect] into $(VENV_COLLECT) ..."
 	$(VENV_COLLECT)/bin/python -m pip install --quiet $(TORCH)
 	$(VENV_COLLECT)/bin/python -m pip install --quiet $(COLLECT_PACKAGES) --editable '.[collect]'
+	touch $@
+
+$(VENV_CLUSTER)/.cluster: pyproject.toml $(VENV_CLUSTER)/.created
+	@echo "installing Ray's dashboard, Ray Tune and envfleet[cluster,collect] into $(VENV_CLUSTER) ..."
+	$(VENV_CLUSTER)/bin/python -m pip install --quiet $(CLUSTER_PACKAGES) --editable '.[cluster,collect]'
 	touch $@
 
 $(VENV_TF)/.created:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -25,7 +26,10 @@ def dashboard():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port}
-    nodes = Nodes(workers=2, num_cpus=2, head=head)
+    with pytest.MonkeyPatch.context() as patch:
+        # "python" on the nodes is the one that has the packages, as in a cluster's image.
+        patch.setenv("PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+        nodes = Nodes(workers=2, num_cpus=2, head=head)
     yield f"http://127.0.0.1:{port}"
     nodes.stop()
 
