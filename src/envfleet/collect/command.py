@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from envfleet import gin_state
-from envfleet.collect.driver import CollectResult, check_pyarrow, collect, plan
+from envfleet.collect.driver import CollectResult, check_pyarrow, collect
 from envfleet.collect.episodes import NotWritten
+from envfleet.collect.plan import plan
 
 _HELP = """\
 Collects a dataset as a gin configuration says.
