@@ -271,6 +271,96 @@ def test_another_configuration_is_refused_with_all_differences(tmp_path):
     assert sorted((tmp_path / "set").iterdir()) == before
 
 
+def test_another_lambda_is_refused_and_the_same_one_is_not(tmp_path):
+    def how(note, limit, act=0):
+        policy = [collecting.constant, lambda time_step: collecting.constant(time_step)][act]
+        return {
+            "env_constructor": lambda: collecting.Noted(note),
+            "policy": policy,
+            "max_episodes": limit,
+            **HERE,
+        }
+
+    collected(tmp_path / "set", **how("a", 3))
+    collected(tmp_path / "set", **how("a", 5), resume=True)
+    with pytest.raises(ValueError, match="another configuration") as refused:
+        collected(tmp_path / "set", **how("b", 7, act=1), resume=True)
+    env, policy = str(refused.value).splitlines()[1:]
+    assert "env_constructor: test_collect." in env
+    assert policy.startswith("  policy: collecting.constant in the dataset, test_collect.")
+
+
+def test_a_lambda_that_is_bound_is_told_from_another_too(tmp_path):
+    def bind(note):
+        gin.bind_parameter("Collector.env_constructor", lambda: collecting.Noted(note))
+
+    bind("a")
+    collect(tmp_path / "set", max_episodes=3, **HERE)
+    bind("a")
+    collect(tmp_path / "set", max_episodes=5, resume=True, **HERE)
+    bind("b")
+    with pytest.raises(ValueError, match=r"Collector\.env_constructor: <.* in the dataset, <"):
+        collect(tmp_path / "set", max_episodes=7, resume=True, **HERE)
+
+
+def test_words_for_a_lambda_are_its_own_in_any_process_and_on_any_line(tmp_path):
+    """Constants in sets have another order in every process."""
+    script = tmp_path / "script.py"
+    found = []
+    for seed, above in (("1", ""), ("2", "\n\n"), ("3", "other = lambda: 0\n")):
+        script.write_text(above + LAMBDAS)
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.splitlines())
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == len(found[0]) == 16
+
+
+LAMBDAS = """
+import functools, gin
+from envfleet.collect.identity import words
+
+def of(value):
+    return lambda: value
+
+def default(value):
+    def named(n=value):
+        return n
+    return named
+
+def calls_itself(n):
+    def again(m=n):
+        return again(m - 1)
+    return again
+
+@gin.register
+def known():
+    pass
+
+for made in (
+    lambda: 1,
+    lambda: 2,
+    lambda: 1.0,
+    lambda seed: seed,
+    lambda batch_size: batch_size,
+    lambda: known(),
+    lambda: functools.partial(known),
+    lambda: [n for n in (1, 2)],
+    lambda: [n for n in (1, 3)],
+    lambda name: name in {"a", "b", "c", "d", "e"},
+    of({"size": [3, {"x", "y", "z"}]}),
+    of({"size": [4, {"x", "y", "z"}]}),
+    of(known),
+    default(1),
+    default(of(2)),
+    calls_itself(3),
+):
+    print(words(made))
+"""
+
+
 def test_environments_with_other_specs_are_refused(tmp_path, monkeypatch):
     collected(tmp_path / "set", max_episodes=2, **HERE)
     monkeypatch.setattr(SeededEnv, "action_spec", collecting.Endless.action_spec)
