@@ -17,8 +17,8 @@ from envfleet.collect.policies import RandomPolicy
 def plan(**arguments: Any) -> str:
     """What `collect` would do with these arguments, and by which configuration, as text.
 
-    Builds one environment and the policy, in this process, and takes a few steps; starts no actor
-    and writes nothing.
+    Builds one environment (of several names, one each) and the policy, in this process, and takes a
+    few steps; starts no actor and writes nothing.
 
     Raises:
       Exception: what `collect` would raise about its arguments, an environment or the policy.
@@ -54,17 +54,20 @@ def plan(**arguments: Any) -> str:
 
 
 class _Planned(Collector):
-    """One environment of a collector, here; and how many there would be."""
+    """One environment of a collector, or of each name, here; and how many there would be."""
 
     def _hire(self, **arguments: Any) -> Crew:
         self.asked = dict(arguments)
-        one = {
+        given = arguments["env_constructor"]
+        if isinstance(given, list | tuple):
+            names = dict.fromkeys(each for each in given[1:] if isinstance(each, str))
+            given = [*given[:1], *(name for name in names if name != given[0])]
+        here = {
+            "env_constructor": given,
             "num_actors": 1,
-            "envs_per_actor": 1,
+            "envs_per_actor": len(given) if isinstance(given, list) else 1,
             "inference": "actors",
             "backend": "local",
             "min_ready": None,
         }
-        if isinstance(arguments["env_constructor"], list | tuple):
-            one["env_constructor"] = arguments["env_constructor"][0]
-        return super()._hire(**{**arguments, **one})
+        return super()._hire(**{**arguments, **here})
