@@ -271,6 +271,96 @@ def test_another_configuration_is_refused_with_all_differences(tmp_path):
     assert sorted((tmp_path / "set").iterdir()) == before
 
 
+def test_another_lambda_is_refused_and_the_same_one_is_not(tmp_path):
+    def how(note, limit, act=0):
+        policy = [collecting.constant, lambda time_step: collecting.constant(time_step)][act]
+        return {
+            "env_constructor": lambda: collecting.Noted(note),
+            "policy": policy,
+            "max_episodes": limit,
+            **HERE,
+        }
+
+    collected(tmp_path / "set", **how("a", 3))
+    collected(tmp_path / "set", **how("a", 5), resume=True)
+    with pytest.raises(ValueError, match="another configuration") as refused:
+        collected(tmp_path / "set", **how("b", 7, act=1), resume=True)
+    env, policy = str(refused.value).splitlines()[1:]
+    assert "env_constructor: test_collect." in env
+    assert policy.startswith("  policy: collecting.constant in the dataset, test_collect.")
+
+
+def test_a_lambda_that_is_bound_is_told_from_another_too(tmp_path):
+    def bind(note):
+        gin.bind_parameter("Collector.env_constructor", lambda: collecting.Noted(note))
+
+    bind("a")
+    collect(tmp_path / "set", max_episodes=3, **HERE)
+    bind("a")
+    collect(tmp_path / "set", max_episodes=5, resume=True, **HERE)
+    bind("b")
+    with pytest.raises(ValueError, match=r"Collector\.env_constructor: <.* in the dataset, <"):
+        collect(tmp_path / "set", max_episodes=7, resume=True, **HERE)
+
+
+def test_words_for_a_lambda_are_its_own_in_any_process_and_on_any_line(tmp_path):
+    """Constants in sets have another order in every process."""
+    script = tmp_path / "script.py"
+    found = []
+    for seed, above in (("1", ""), ("2", "\n\n"), ("3", "other = lambda: 0\n")):
+        script.write_text(above + LAMBDAS)
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.splitlines())
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == len(found[0]) == 16
+
+
+LAMBDAS = """
+import functools, gin
+from envfleet.collect.identity import words
+
+def of(value):
+    return lambda: value
+
+def default(value):
+    def named(n=value):
+        return n
+    return named
+
+def calls_itself(n):
+    def again(m=n):
+        return again(m - 1)
+    return again
+
+@gin.register
+def known():
+    pass
+
+for made in (
+    lambda: 1,
+    lambda: 2,
+    lambda: 1.0,
+    lambda seed: seed,
+    lambda batch_size: batch_size,
+    lambda: known(),
+    lambda: functools.partial(known),
+    lambda: [n for n in (1, 2)],
+    lambda: [n for n in (1, 3)],
+    lambda name: name in {"a", "b", "c", "d", "e"},
+    of({"size": [3, {"x", "y", "z"}]}),
+    of({"size": [4, {"x", "y", "z"}]}),
+    of(known),
+    default(1),
+    default(of(2)),
+    calls_itself(3),
+):
+    print(words(made))
+"""
+
+
 def test_environments_with_other_specs_are_refused(tmp_path, monkeypatch):
     collected(tmp_path / "set", max_episodes=2, **HERE)
     monkeypatch.setattr(SeededEnv, "action_spec", collecting.Endless.action_spec)
@@ -658,6 +748,130 @@ def test_what_makes_no_sense_is_one_line_and_nothing_is_written(tmp_path, capsys
     assert said.startswith("envfleet-collect: ")
     assert message in said
     assert not (tmp_path / "set").exists()
+
+
+UNKNOWN = {
+    "version": ("CartPole-v99", "`v99` for environment `CartPole` doesn't exist"),
+    "name": ("NoSuch-v0", "`NoSuch` doesn't exist"),
+    "namespace": ("nowhere/NoSuch-v0", "Namespace nowhere not found"),
+    "no id": ("Cart Pole", "Malformed environment ID: Cart Pole"),
+    "module": ("nosuchmodule:Env-v0", "No module named 'nosuchmodule'"),
+    "module in a module": ("json.nosuchmodule:Env-v0", "No module named 'json.nosuchmodule'"),
+    "id in a module": ("registering:NoSuch-v0", "`NoSuch` doesn't exist"),
+    "no module": ("a:b:c-v0", "'a:b' is no module"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "flags"),
+    [
+        *((kind, "local", flags) for kind in UNKNOWN for flags in ([], ["--dry_run"])),
+        *((kind, "ray", []) for kind in ("version", "module", "id in a module")),
+    ],
+    ids=str,
+)
+def test_a_name_of_no_environment_is_one_line_and_nothing_is_written(
+    tmp_path, capfd, caplog, kind, backend, flags
+):
+    pytest.importorskip("gymnasium")
+    name, message = UNKNOWN[kind]
+    lines = f"Collector.env_constructor = '{name}'", f"Collector.backend = '{backend}'"
+    code = run(*bound(*lines, "collect.max_steps = 5"), f"--output_dir={tmp_path / 'set'}", *flags)
+    said = capfd.readouterr().err
+    assert code == 2
+    assert said.count("\n") == 1
+    assert said.startswith("envfleet-collect: ")
+    assert message in said
+    assert "failed in construct" not in caplog.text  # which would be a line, too
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("flags", [["--dry_run"], []], ids=str)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Collector.env_constructor = ['CartPole-v1', 'CartPole-v1', 'CartPole-v99']"],
+        [
+            "Collector.env_constructor = @a/envfleet.load_environment",
+            "a/envfleet.load_environment.environment_name = 'CartPole-v99'",
+        ],
+    ],
+    ids=["in a list", "in a scope"],
+)
+def test_a_name_of_no_environment_is_found_wherever_it_stands(tmp_path, capfd, lines, flags):
+    pytest.importorskip("gymnasium")
+    more = "Collector.envs_per_actor = 3", "collect.max_steps = 5"
+    code = run(*bound(*lines, *more), f"--output_dir={tmp_path / 'set'}", *flags)
+    said = capfd.readouterr().err
+    assert (code, said.count("\n")) == (2, 1)
+    assert "`v99` for environment `CartPole` doesn't exist" in said
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_name_that_only_actors_can_look_up_is_one_line_if_it_is_wrong(tmp_path):
+    pytest.importorskip("gymnasium")
+    script = tmp_path / "script.py"  # its process has no Gymnasium, and cannot load its exceptions
+    script.write_text(
+        "import sys\nsys.modules['gymnasium'] = None\n"
+        "from envfleet.collect.command import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    lines = "Collector.env_constructor = 'CartPole-v99'", "collect.max_steps = 5"
+    done = subprocess.run(
+        [
+            *(sys.executable, script, f"--output_dir={tmp_path / 'set'}"),
+            *(f"--gin_bindings={line}" for line in [*settings(), *lines]),
+        ],
+        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("envfleet-collect: Environment version `v99`")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("flags", [["--dry_run"], []], ids=str)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raising:Value-v0", "of its own"),
+        ("raising:Unknown-v0", "`NoSuch` doesn't exist"),  # which it asks for itself
+        ("raising:Missing-v0", "nosuchmodule"),
+        ("importing:Env-v0", "nosuchmodule"),
+    ],
+)
+def test_what_an_environment_raises_keeps_its_traceback_whatever_it_is(
+    tmp_path, monkeypatch, capfd, name, message, flags
+):
+    pytest.importorskip("gymnasium")
+    (tmp_path / "importing.py").write_text("import nosuchmodule\n")
+    (tmp_path / "raising.py").write_text(RAISING)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = bound(f"Collector.env_constructor = '{name}'", "collect.max_steps = 5")
+    with pytest.raises(Exception, match=message) as raised:
+        run(*lines, f"--output_dir={tmp_path / 'set'}", *flags)
+    assert f"{name.partition(':')[0]}.py" in str(raised.value.__cause__)  # the remote traceback
+    assert "envfleet-collect: " not in capfd.readouterr().err
+    assert not (tmp_path / "set").exists()
+
+
+RAISING = """
+import gymnasium
+
+def value():
+    raise ValueError("of its own")
+
+def unknown():
+    return gymnasium.make("NoSuch-v0")
+
+def missing():
+    return gymnasium.make("nosuchmodule:Env-v0")
+
+for name, make in (("Value", value), ("Unknown", unknown), ("Missing", missing)):
+    if f"{name}-v0" not in gymnasium.registry:
+        gymnasium.register(f"{name}-v0", entry_point=make)
+"""
 
 
 @pytest.mark.parametrize(

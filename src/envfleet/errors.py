@@ -25,8 +25,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import cloudpickle
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 _PACKAGE = Path(__file__).parent
 _OWN_FILES = {str(_PACKAGE / "actor.py"), *map(str, (_PACKAGE / "environments").glob("*.py"))}
@@ -112,6 +115,7 @@ class EnvFailure:
       pid: process id of the actor, if known.
       node: id of the Ray node (or host name) that it ran on, if known.
       episode_step: steps into the episode when it happened.
+      unknown_name: the environment's name, where there is none of that name: it was not built.
       pickled: the exception, pickled, or None where it does not survive that.
       original: the exception itself, where the environment lives in the caller's process
         (``backend="local"``): a debugger then finds the environment's own frames.
@@ -125,6 +129,7 @@ class EnvFailure:
     pid: int | None = None
     node: str | None = None
     episode_step: int = 0
+    unknown_name: str | None = None
     pickled: bytes | None = dataclasses.field(default=None, repr=False)
     original: BaseException | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -194,6 +199,7 @@ def record(
         pid=pid,
         node=node,
         episode_step=episode_step,
+        unknown_name=getattr(error, _UNKNOWN, None),
         pickled=pickled,
         # Where it would not survive the way out of an actor, it is not raised locally either:
         # what a program catches does not depend on the backend.
@@ -236,6 +242,15 @@ def merge(
 def attach(error: BaseException, failures: Sequence[EnvFailure]) -> None:
     """Sets ``error.env_failures``."""
     _set(error, "env_failures", tuple(failures))
+
+
+def unknown(error: _Error, environment_name: str) -> _Error:
+    """Marks an exception as one about a name that no environment has; its records say so, too."""
+    _set(error, _UNKNOWN, environment_name)
+    return error
+
+
+_UNKNOWN = "_envfleet_unknown_name"
 
 
 def note(error: BaseException, text: str) -> None:

@@ -180,7 +180,8 @@ class Fleet:
         results = self._results([sent for sent in builds if sent.outcome is not None])
         failures = [result for result in results.values() if isinstance(result, EnvFailure)]
         for failure in failures:
-            _log.warning("%s", failure.line())
+            if failure.unknown_name is None:  # or nothing has run, and what is raised says it all
+                _log.warning("%s", failure.line())
         self.restarts.raise_first(failures)
         if late:
             raise FleetStartError(self._actors.late_start(late))

@@ -199,10 +199,14 @@ def reference(value: Any) -> str | None:
     return None if found is None else "/".join(filter(None, [found[1], found[0].selector]))
 
 
-def bindings() -> dict[str, str]:
-    """Every binding as text, by its key; with the values of macros in the place of their names."""
+def bindings(say: Callable[[Any], str] = repr) -> dict[str, str]:
+    """Every binding as text, by its key; with the values of macros in the place of their names.
+
+    Args:
+      say: gives words for a value that is no literal.
+    """
     macros = {
-        scope: _text(parameters["value"])
+        scope: _text(parameters["value"], say)
         for (scope, selector), parameters in _gin._CONFIG.items()
         if selector == _MACRO
     }
@@ -213,7 +217,7 @@ def bindings() -> dict[str, str]:
         )
 
     return {
-        key: resolved(_text(value))
+        key: resolved(_text(value, say))
         for key, value in _bindings()
         if not key.endswith(f"/{_MACRO}.value")
     }
@@ -263,10 +267,10 @@ def operative_text(used: Iterable[Operative]) -> str:
 _MACRO = "gin.macro"
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, say: Callable[[Any], str] = repr) -> str:
     if _gin._is_literally_representable(value):
         return repr(value)
-    return re.sub(r" at 0x[0-9a-f]+", "", f"<{value!r}>")
+    return re.sub(r" at 0x[0-9a-f]+", "", f"<{say(value)}>")
 
 
 # -- pickling -------------------------------------------------------------------------------------

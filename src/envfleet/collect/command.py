@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from envfleet import gin_state
-from envfleet.collect.driver import CollectResult, check_pyarrow, collect, plan
+from envfleet.collect.driver import CollectResult, check_pyarrow, collect
 from envfleet.collect.episodes import NotWritten
+from envfleet.collect.plan import plan
 
 _HELP = """\
 Collects a dataset as a gin configuration says.
@@ -52,9 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(problem), 2)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
-    except (*_REFUSED, OSError) as problem:
-        if hasattr(problem, "env_failures"):  # an environment's own
-            raise
+    except Exception as problem:
+        failures = getattr(problem, "env_failures", None)
+        if failures and failures[0].unknown_name is not None:
+            return _say(" ".join(failures[0].message.split()), 2)
+        if failures is not None or not isinstance(problem, (*_REFUSED, OSError)):
+            raise  # an environment's own, for one
         is_refused = isinstance(problem, _REFUSED) and not isinstance(problem, NotWritten)
         return _say(_in_one_line(problem), 2 if is_refused else 1)
 

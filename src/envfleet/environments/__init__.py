@@ -12,6 +12,7 @@ from dm_env import Environment as _DmEnv
 
 from envfleet import gin_state
 from envfleet.environments.dm_env import DmEnvironment
+from envfleet.errors import unknown
 
 
 class Environment(Protocol):
@@ -102,11 +103,12 @@ def _make(environment_name: str, **kwargs: Any) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name != "gymnasium":
             raise
-        raise ModuleNotFoundError(
+        problem = ModuleNotFoundError(
             f"{environment_name!r} is an environment of Gymnasium's, which is not installed: "
             "pip install 'envfleet[gymnasium]'",
             name="gymnasium",
-        ) from missing
+        )
+        raise unknown(problem, environment_name) from missing
     return make(environment_name, **kwargs)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envfleet import gin_state
+from envfleet.errors import unknown
 
 
 @functools.partial(gin_state.configurable, module=__name__)
@@ -45,22 +46,23 @@ def make(environment_name: str, **kwargs: Any) -> Any:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "dm_control":
             raise
-        raise ModuleNotFoundError(
+        problem = ModuleNotFoundError(
             f"'dm_control:{environment_name}' needs dm_control, which is not installed: "
             f"pip install {_PACKAGES}",
             name="dm_control",
-        ) from missing
+        )
+        raise unknown(problem, environment_name) from missing
     domain, _, task = environment_name.partition("/")
     tasks = suite.TASKS_BY_DOMAIN
     if domain not in tasks:
-        raise ValueError(
-            f"dm_control has no domain {domain!r} ({environment_name!r}), but {', '.join(tasks)}"
-        )
+        said = f"dm_control has no domain {domain!r} ({environment_name!r}), but {', '.join(tasks)}"
+        raise unknown(ValueError(said), environment_name)
     if task not in tasks[domain]:
-        raise ValueError(
+        said = (
             f"dm_control's domain {domain!r} has no task {task!r} ({environment_name!r}), but "
             f"{', '.join(tasks[domain])}"
         )
+        raise unknown(ValueError(said), environment_name)
     try:
         return suite.load(domain, task, **kwargs)
     except AttributeError as problem:

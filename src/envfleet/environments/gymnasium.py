@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from envfleet import gin_state
 from envfleet.environments import registrations
+from envfleet.errors import unknown
 from envfleet.specs import bound
 
 REWARD_SPEC = specs.Array((), np.float64, "reward")
@@ -45,6 +46,7 @@ def load(
     Raises:
       gymnasium.error.UnregisteredEnv: nothing has registered the id; says what is missing.
       ModuleNotFoundError: a module that the id names is not there.
+      ValueError: what stands in front of a colon cannot be a module.
     """
     env = make(environment_name, **kwargs)
     for wrap in wrappers:
@@ -54,9 +56,18 @@ def load(
 
 def make(environment_name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     """`gymnasium.make`, which says what to import for an id that nothing has registered."""
+    module, colon, _ = environment_name.rpartition(":")
+    if colon and not all(map(str.isidentifier, module.split("."))):
+        expected = f"expected an id or 'module:Env-v0', and {module!r} is no module"
+        raise unknown(ValueError(f"{environment_name!r}: {expected}"), environment_name)
     try:
         return gymnasium.make(environment_name, **kwargs)
-    except gymnasium.error.UnregisteredEnv as unknown:
+    except (gymnasium.error.Error, ModuleNotFoundError) as problem:
+        if not _is_about_name(problem, environment_name):
+            raise
+        unknown(problem, environment_name)
+        if not isinstance(problem, gymnasium.error.UnregisteredEnv):
+            raise
         lost = registrations.problem(environment_name)
         missing = (
             f"the caller has registered it, but that does not reach this process: {lost}"
@@ -64,7 +75,25 @@ def make(environment_name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
             else "whatever module registers it has to be imported where the batch is made, or in "
             f"front of the id ('module:{environment_name}')"
         )
-        raise type(unknown)(f"{unknown} ({missing})") from unknown
+        said = type(problem)(f"{problem} ({missing})")
+        raise unknown(said, environment_name) from problem
+
+
+def _is_about_name(problem: Exception, environment_name: str) -> bool:
+    """Whether a name leads nowhere; False where it leads to what has raised that itself."""
+    if isinstance(problem, ModuleNotFoundError):
+        # What is missing may be what the module in front of the name imports, and not that itself.
+        missing = getattr(problem.__cause__, "name", None)
+        if missing is None or not f"{environment_name.partition(':')[0]}.".startswith(
+            f"{missing}."
+        ):
+            return False
+    trace = problem.__traceback__ and problem.__traceback__.tb_next
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") != gymnasium.make.__module__:
+            return False  # what is made comes after it in the traceback
+        trace = trace.tb_next
+    return True
 
 
 class GymnasiumEnvironment:
