@@ -13,8 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from pathlib import Path
 
 import collecting
 import faults
@@ -22,12 +20,23 @@ import gin
 import numpy as np
 import pytest
 from collecting import SeededEnv
-from test_collector import LAST, expected_episode
+from test_collector import expected_episode
 
 pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq
 import ray
+from datasets import (
+    actors_of,
+    check_sound,
+    command,
+    expected,
+    expected_steps,
+    rows_by_episode,
+    settings,
+    shards_of,
+    until,
+)
 
 from envfleet.collect import collect, load
 from envfleet.collect.episodes import Episodes
@@ -59,50 +68,8 @@ def collected(directory, **kwargs):
     return result, dataset
 
 
-def rows_of(episode):
-    """As `expected_episode` has them."""
-    length = len(episode.reward)
-    rows = []
-    for t in range(length + 1):
-        ends = t == length - 1
-        here = (t, LAST if t == length else min(t, 1))
-        seen = (int(episode.observation["seed"][t]), int(episode.observation["t"][t]))
-        if t == length:
-            rows.append((*here, *seen, 0, 0.0, 0.0, False, False))
-        else:
-            done = int(episode.action[t]), float(episode.reward[t]), float(episode.discount[t])
-            flags = ends and episode.terminated, ends and episode.truncated
-            rows.append((*here, *seen, *done, *flags))
-    return rows
-
-
-def rows_by_episode(dataset):
-    found = {episode.episode_id: rows_of(episode) for episode in dataset}
-    assert len(found) == len(dataset)
-    return found
-
-
 def contents(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
-def expected(number):
-    return {k: expected_episode(k) for k in range(number)}
-
-
-def expected_steps(number):
-    """The first so many steps of all episodes; the last one cut short, by truncation."""
-    found, k = {}, 0
-    while number:
-        rows = expected_episode(k)
-        length = len(rows) - 1
-        if length > number:
-            final = (number, LAST, *rows[number][2:4], 0, 0.0, 0.0, False, False)
-            rows = [*rows[: number - 1], (*rows[number - 1][:-2], False, True), final]
-        found[k] = rows
-        number -= len(rows) - 1
-        k += 1
-    return found
 
 
 # -- what stands in a dataset ----------------------------------------------------------------------
@@ -564,70 +531,6 @@ def test_a_writer_that_was_given_up_writes_no_more(tmp_path):
 # -- the command, killed ---------------------------------------------------------------------------
 
 
-def settings(backend="ray", **more):
-    """A configuration of `SeededEnv` in two actors with two environments each, as bindings."""
-    bound = {
-        "Collector.env_constructor": "@collecting.SeededEnv",
-        "collecting.SeededEnv.seconds": 0.001,
-        "Collector.num_actors": 2,
-        "Collector.envs_per_actor": 2,
-        "Collector.seed": 3,
-        "Collector.backend": repr(backend),
-        "Collector.on_failure": "'restart'",
-        "collect.shard_seconds": 0.1,
-        **more,
-    }
-    return ["import collecting", *(f"{name} = {value}" for name, value in bound.items())]
-
-
-@contextlib.contextmanager
-def command(directory, *bindings, resume=False, backend="ray", **more):
-    """The command as a process; on the Ray of the tests."""
-    lines = [*settings(backend, **more), *bindings]
-    address = ray.get_runtime_context().gcs_address
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "envfleet.collect", f"--output_dir={directory}"),
-            *(f"--gin_bindings={line}" for line in lines),
-            *(["--resume"] if resume else []),
-        ],
-        env={**os.environ, "RAY_ADDRESS": address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def until(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def shards_of(directory):
-    return [*Path(directory).glob("data/shard-*.parquet")]
-
-
-def check_sound(directory):
-    """What stands is whole, and nothing stands twice."""
-    if not (directory / "dataset.json").exists():
-        return
-    found = Counter()
-    for path in shards_of(directory):
-        table = pq.read_table(path)  # torn ones do not open
-        found.update(set(table["episode_id"].to_pylist()))
-    assert not [k for k, n in found.items() if n > 1]
-    rows = rows_by_episode(load(directory, include_cut=False))  # one is, of a run that had ended
-    assert rows == {k: expected_episode(k) for k in rows}
-
-
 @pytest.mark.parametrize("limit", ["max_episodes", "max_steps"])
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_a_run_that_is_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
@@ -676,16 +579,6 @@ def test_actors_that_are_killed_again_and_again_cost_nothing_but_time(tmp_path):
     }
     assert len(others) < 100
     assert len((directory / "failures.jsonl").read_text().splitlines()) >= 5
-
-
-def actors_of(directory):
-    """Processes of live actors that write there, by what they have open or are called."""
-    live = ray._private.state.actors().values()
-    return [
-        actor["Pid"]
-        for actor in live
-        if actor["ActorClassName"] == "RayEnvActor" and actor["State"] == "ALIVE" and actor["Pid"]
-    ]
 
 
 @pytest.mark.parametrize(

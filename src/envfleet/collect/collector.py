@@ -77,7 +77,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
       max_episode_steps: after so many an episode is truncated; None for no limit.
       on_failure, max_restarts: of environments and of actors, as for `ParallelPyEnvironment`.
       step_timeout, reset_timeout: seconds that a step or a reset of an environment may take.
-      start_timeout, actor_options, ray_init, backend: as for `ParallelPyEnvironment`.
+      start_timeout, actor_options, placement, ray_init, backend: as for `ParallelPyEnvironment`.
 
     Raises:
       ValueError: an argument that contradicts another; says which.
@@ -103,6 +103,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
         reset_timeout: float | None = None,
         start_timeout: float | None = 120.0,
         actor_options: Mapping[str, Any] | None = None,
+        placement: Any = None,
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
     ) -> None:
@@ -150,6 +151,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
             reset_timeout=reset_timeout,
             start_timeout=start_timeout,
             actor_options=actor_options,
+            placement=placement,
             ray_init=ray_init,
             backend=backend,
         )

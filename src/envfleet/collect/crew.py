@@ -56,6 +56,7 @@ class Crew:
         reset_timeout: float | None,
         start_timeout: float | None,
         actor_options: Mapping[str, Any] | None,
+        placement: Any,
         ray_init: Mapping[str, Any] | None,
         backend: str,
     ) -> None:
@@ -74,7 +75,12 @@ class Crew:
             envs_per_actor=envs_per_actor,
         )
         of_workers = functools.partial(ParallelPyEnvironment, start_timeout=start_timeout)
-        on_ray = {"backend": backend, "actor_options": actor_options, "ray_init": ray_init}
+        on_ray = {
+            "backend": backend,
+            "actor_options": actor_options,
+            "placement": placement,
+            "ray_init": ray_init,
+        }
         in_chunk = chunk_length * envs_per_actor
         if inference == "central":
             self.envs_per_worker = self.num_envs
