@@ -301,6 +301,15 @@ def test_environments_without_room_wait_and_say_so(nodes, caplog):
         assert set(working).isdisjoint(back)
 
 
+def test_start_is_not_lost_with_a_node_that_ray_still_believes_in(nodes, caplog):
+    nodes.kill(nodes.workers[0])
+    with ParallelPyEnvironment([ProbeEnv] * 6) as batch:
+        assert counts(batch) == [3, 3]
+        assert batch.reset().step_type.tolist() == [0] * 6
+        assert batch.num_failures == [0] * 6
+    assert "opened anew, its node has died" in caplog.text
+
+
 # -- nodes that join -------------------------------------------------------------------------------
 
 

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 import ray
-from nodes import Nodes, connected, until
+from nodes import Nodes, connected
 
 pytest.importorskip("pyarrow", reason="needs envfleet[collect], see `make test-cluster`")
 
-from datasets import check_sound, command, expected_episode, rows_by_episode, shards_of
+from datasets import check_sound, command, expected_episode, rows_by_episode, shards_of, until
 
 from envfleet.collect import load
 from envfleet.collect.shards import read
@@ -50,24 +50,24 @@ def homes(directory):
     }
 
 
-def more_shards(directory, number):
+def more_shards(directory, running, number):
     before = len(shards_of(directory))
-    until(lambda: len(shards_of(directory)) >= before + number)
+    until(lambda: len(shards_of(directory)) >= before + number, running)
 
 
 def test_dataset_over_three_nodes_survives_the_loss_of_one_and_of_its_caller(nodes, tmp_path):
     directory = tmp_path / "set"
     with collecting(directory) as running:
-        until(lambda: len(shards_of(directory)) >= 6)
+        until(lambda: len(shards_of(directory)) >= 6, running)
         assert homes(directory) == {node.node_id for node in (nodes.head, *nodes.workers)}
         nodes.kill(nodes.workers[0])
-        more_shards(directory, 4)
+        more_shards(directory, running, 4)
         check_sound(directory)
         running.send_signal(signal.SIGKILL)
         running.wait()
     check_sound(directory)
     with collecting(directory) as running:
-        more_shards(directory, 4)
+        more_shards(directory, running, 4)
         nodes.kill(nodes.workers[0])  # the last one: what is left is the head
         output, _ = running.communicate(timeout=180)
         assert running.returncode == 0, output

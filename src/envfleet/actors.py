@@ -86,6 +86,8 @@ class Lost:
     """When the call was sent in which it was lost, by `time.monotonic`."""
     for_good: bool
     """Whether there is nothing left that a new actor could live on."""
+    never_ran: bool = False
+    """Whether it was lost with its node before it had a process there: nothing has run."""
 
 
 class ActorInfo(NamedTuple):
@@ -441,7 +443,8 @@ class Actors:
         }
         queue = self._queues.pop(a)
         since = queue[0].at if queue else time.monotonic()
-        lost = self._lost[a] = Lost(failures, since, for_good=isinstance(died, Gone))
+        never_ran = isinstance(died, NodeLost) and a not in self._places
+        lost = self._lost[a] = Lost(failures, since, isinstance(died, Gone), never_ran)
         self.losses.append(lost)
         for sent in queue:
             sent.outcome = lost

@@ -99,6 +99,7 @@ class Fleet:
         self._counters = Counters(self.stepper.timings, self.restarts)
         self._tell_at = time.monotonic() + _TELL
         self._starting: list[Sent] = []
+        self._began = 0.0
         self._state = "new"
 
     @property
@@ -138,14 +139,12 @@ class Fleet:
             return
         self._state = "starting"
         try:
-            began = time.monotonic()
+            self._began = time.monotonic()
             for a, ids in enumerate(self.env_ids):
                 if one_by_one and self._starting:
                     self._wait_built(self._starting[-1:])
                 # One deadline for all of them, also where they start one after another.
-                limit = self._start_timeout
-                left = limit and max(0.0, limit - (time.monotonic() - began))
-                left = left if one_by_one else limit
+                left = self._left if one_by_one else self._start_timeout
                 self._actors.open(a, left)
                 self._starting.append(self._builder.send(self._actors, a, ids, left))
             _close_at_exit(self)
@@ -173,9 +172,25 @@ class Fleet:
         self._starting.clear()
         self._state = "open"
 
+    @property
+    def _left(self) -> float | None:
+        """Seconds of a start that are left."""
+        limit = self._start_timeout
+        return limit and max(0.0, limit - (time.monotonic() - self._began))
+
     def _wait_built(self, builds: Sequence[Sent]) -> dict[int, Built]:
         """By env_id what the environments told of themselves."""
+        builds = [*builds]
         self._actors.wait(builds, starting=True)
+        while unlucky := [n for n, sent in enumerate(builds) if _never_ran(sent.outcome)]:
+            for n in unlucky:  # by now their node is known to be dead, and avoided
+                a = builds[n].a
+                _log.warning("%s: opened anew, its node has died", self._actors.names([a]))
+                self._actors.open(a, self._left)
+                again = self._builder.send(self._actors, a, self.env_ids[a], self._left)
+                self._starting[self._starting.index(builds[n])] = builds[n] = again
+            self._actors.wait(builds, starting=True)
+        self._actors.losses = [lost for lost in self._actors.losses if not lost.never_ran]
         late = [sent.a for sent in builds if sent.outcome is None]
         results = self._results([sent for sent in builds if sent.outcome is not None])
         failures = [result for result in results.values() if isinstance(result, EnvFailure)]
@@ -405,6 +420,10 @@ class Fleet:
             else:
                 results |= zip(sent.env_ids, sent.outcome, strict=True)
         return results
+
+
+def _never_ran(outcome: Any) -> bool:
+    return isinstance(outcome, Lost) and outcome.never_ran
 
 
 def _all_pickled(arguments: Mapping[int, Sequence[Any]]) -> dict[int, bytes]:

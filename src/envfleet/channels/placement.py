@@ -186,9 +186,10 @@ class Placement:
 
     # -- nodes that fell silent --------------------------------------------------------------------
 
-    def doubt(self, node_id: str) -> None:
-        """An actor there did not answer: for a while others go elsewhere, where they can."""
-        self._doubted[node_id] = time.monotonic() + _DOUBT
+    def doubt(self, first: int) -> None:
+        """An actor fell silent: for a while others do not go where it is, if they can."""
+        if first in self._on:
+            self._doubted[self._on[first]] = time.monotonic() + _DOUBT
 
     def is_doubted(self, node_id: str) -> bool:
         return node_id in self._avoided()

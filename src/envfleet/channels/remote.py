@@ -174,8 +174,8 @@ class RayChannel:
         return str(ray.get(_there(place.node_id, last_lines, place.stderr), timeout=_PATIENCE))
 
     def doubt(self) -> None:
-        if self.place is not None and not self.is_here:
-            self._backend.placement.doubt(self.place.node_id)
+        if not self.is_here:
+            self._backend.placement.doubt(self._first)
 
     @property
     def _is_doubted(self) -> bool:
