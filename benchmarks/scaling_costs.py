@@ -97,7 +97,7 @@ class Checked(NamedTuple):
 
 HELD_OUT = {
     "128 actors": lambda row: row["actors"] > 64,
-    "8 to an actor": lambda row: row["per_actor"] == 8,
+    "k = 8": lambda row: row["per_actor"] == 8,
 }
 
 

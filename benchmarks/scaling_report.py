@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scaling_costs import QUANTITIES, Checked, Fit, check
+from scaling_costs import HELD_OUT, QUANTITIES, Checked, Fit, check
 from scaling_scenarios import (
     CALLERS,
     CLUSTERS,
@@ -146,9 +146,9 @@ def fitted(results: Results) -> str:
             for term, seconds in fit.seconds.items()
             if seconds
         )
-        out = [middle_and_worst(errors) for errors in held_out.values()] or ["", ""]
+        out = [middle_and_worst(held_out.get(words, [])) for words in HELD_OUT]
         rows.append([QUANTITIES[name].words, terms, middle_and_worst(residuals), *out])
-    head = ["µs of CPU", "=", "off by (middle, worst)", "predicting 128 actors", "predicting k = 8"]
+    head = ["µs of CPU", "=", "off by (middle, worst)", *(f"predicting {w}" for w in HELD_OUT)]
     return table(head, rows)
 
 
