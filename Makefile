@@ -49,7 +49,8 @@ TORCH ?= torch==2.13.0
 BENCH_PACKAGES := 'gymnasium[mujoco]' stable-baselines3 tianshou matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint chaos bench bench-collect test-cluster test-collect test-interop test-peers test-tf
+.PHONY: help demo test lint chaos bench bench-collect bench-scaling \
+  test-cluster test-collect test-interop test-peers test-tf
 .NOTPARALLEL:  # two pips in one environment would get in each other's way
 .DELETE_ON_ERROR:
 
@@ -80,6 +81,9 @@ bench: $(VENV_BENCH)/.bench $(VENV_TF)/.bench  ## beside the peers: a quarter of
 
 bench-collect: $(VENV_BENCH)/.bench  ## collecting beside plain loops: ten minutes; writes docs/benchmarks/
 	$(VENV_BENCH)/bin/python benchmarks/collecting.py $(BENCH_ARGS)
+
+bench-scaling: $(VENV_BENCH)/.bench  ## what one caller can keep busy: a quarter of an hour; writes docs/scaling.md
+	$(VENV_BENCH)/bin/python benchmarks/scaling.py $(BENCH_ARGS)
 
 test-collect: $(VENV_COLLECT)/.collect  ## datasets: written, killed, gone on with, read by pandas, RLlib ...
 	$(VENV_COLLECT)/bin/python -m pytest $(COLLECT_TESTS) $(TEST_ARGS)

@@ -5,6 +5,7 @@ other processes is a reference to it.
 """
 
 import functools
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,16 +46,21 @@ class Noop(Endless):
 
 
 class Busy(Endless):
-    """Computes, for a time of CPU and not of the clock: waiting for a core is no work done."""
+    """Computes."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
 
     def work(self) -> None:
-        until = time.thread_time() + self.seconds
-        while time.thread_time() < until:
-            pass
+        compute(self.seconds)
+
+
+def compute(seconds: float) -> None:
+    """For a time of CPU and not of the clock: waiting for a core is no work done."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
 
 
 class Sleeping(Endless):
@@ -66,6 +72,29 @@ class Sleeping(Endless):
 
     def work(self) -> None:
         time.sleep(self.seconds)
+
+
+class Paced(Endless):
+    """As slow as it was told last, so that the same actors do for one workload after another.
+
+    Observes so many floats. A no-op until it is told anything.
+    """
+
+    def __init__(self, index: int, floats: int = 4) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (floats,), np.float32)
+        self.observation = np.zeros(floats, np.float32)
+        self.index = index
+        self.wait, self.seconds = time.sleep, itertools.repeat(0.0)
+
+    def pace(self, is_busy: bool, mean: float, sigma: float) -> None:
+        """Computes or sleeps at a step: lognormal seconds, of its own; constant without sigma."""
+        rng = np.random.default_rng(self.index)
+        seconds = mean * rng.lognormal(-(sigma**2) / 2, sigma, 1000)
+        self.wait, self.seconds = compute if is_busy else time.sleep, itertools.cycle(seconds)
+
+    def work(self) -> None:
+        if seconds := next(self.seconds):
+            self.wait(seconds)
 
 
 class Images(Endless):

@@ -37,6 +37,7 @@ class Nodes:
         self._num_cpus, self._num_workers = num_cpus, workers
         self.workers: list[Any] = []
         self._frozen: set[Any] = set()
+        self._added = 0  # nodes of one machine would clear each other's directory
         arguments = {"num_cpus": 1, "include_dashboard": False, **(head or {})}
         self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
         self.restore()
@@ -51,7 +52,9 @@ class Nodes:
 
     def add(self, **arguments: Any) -> Any:
         """Another node, when it is there."""
-        node = self._cluster.add_node(**{"num_cpus": self._num_cpus, **arguments})
+        self._added += 1
+        own = {"num_cpus": self._num_cpus, "runtime_env_dir_name": f"runtime_env_{self._added}"}
+        node = self._cluster.add_node(**{**own, **arguments})
         self.workers.append(node)
         return node
 
