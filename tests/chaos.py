@@ -3,13 +3,15 @@
     python tests/chaos.py --minutes 10
     python tests/chaos.py --minutes 1 --faults 0                       # without faults
     python tests/chaos.py --minutes 5 --mode first-ready --max-restarts 0    # failures are raised
+    python tests/chaos.py --minutes 5 --nodes 3                        # on several nodes of Ray's
 
 The batch is stepped in lockstep, first-ready, or by turns. Every row of every time step is held
 against a model of the environments that knows nothing of envfleet: it must be the answer to what
 its own slot was asked, the one that comes next, or the truncation that stands for a failure. Faults
 are drawn by the environments themselves, and a thread of the driver kills their processes from
-outside. Exits with 1 after a bad transition, another error than the one that is due, or where
-something is left.
+outside. With ``--nodes`` another one kills and freezes whole nodes, all but the driver's own, while
+the driver adds others and has environments move there. Exits with 1 after a bad transition, another
+error than the one that is due, or where something is left.
 """
 
 from __future__ import annotations
@@ -199,6 +201,7 @@ class Checker:
       dropped: per slot, answers that a reset of the batch has dropped.
       raised: per slot, failures that were raised.
       instances: per slot, how many instances have shown themselves.
+      moves: per slot, how often it was moved to another node.
       num_bad, bad: how many rows did not fit, and the first of them in words.
     """
 
@@ -212,9 +215,11 @@ class Checker:
         self.dropped = [0] * num_envs
         self.raised = [0] * num_envs
         self.instances = [0] * num_envs
+        self.moves = [0] * num_envs
         self.bad: list[str] = []
         self._truncates = truncates
         self._least_builds = [0] * num_envs
+        self._moving: set[int] = set()
         self._glimpses: dict[int, Row] = {}
         self._num_recvs = 0
         self._sent_before: dict[int, int] = {}
@@ -345,6 +350,17 @@ class Checker:
         elif slot not in self.asked:  # what is under way may have landed before it was rebuilt
             self._least_builds[slot] = build
 
+    def moved(self, env_ids: Collection[int]) -> None:
+        """These go to another node: their episodes end, and new instances begin."""
+        self.calls += 1
+        for slot in env_ids:
+            if slot in self.asked or slot in self.failed:
+                self._complain(slot, "a move", ["none: it is under way, or has failed"])
+            build = self.rows[slot].header.build
+            self._least_builds[slot] = max(self._least_builds[slot], build + 1)
+            self._moving.add(slot)
+            self.moves[slot] += 1
+
     # -- what may come
 
     def _answers(self, slot: int, row: Row) -> list[Row]:
@@ -354,7 +370,8 @@ class Checker:
         if asked is RESET or before.step_type == LAST:
             return opening(slot, before, row, least)
         goes_on = [following(before.header, asked)] if least <= before.header.build else []
-        return [*goes_on, *([cut(before)] if self._truncates else [])]
+        is_cut = self._truncates or slot in self._moving
+        return [*goes_on, *([cut(before)] if is_cut else [])]
 
     def _reset_again(self, slot: int, row: Row) -> list[Row]:
         """What may come from one that was reset, whatever it was asked before."""
@@ -386,6 +403,7 @@ class Checker:
             self.failed.discard(slot)
         if row.header.build >= self._least_builds[slot]:
             self._least_builds[slot] = 0
+            self._moving.discard(slot)
         if row not in allowed:
             self._complain(slot, row, allowed)
 
@@ -498,6 +516,45 @@ def _answer_of_new_instance(checker: Checker, row: Row) -> None:
     _arrival(checker, row)
 
 
+def _move(checker: Checker, row: Row) -> None:
+    checker.moved([0])
+    checker.stepped([row], [ACTION])
+
+
+def _move_and_reset(checker: Checker, row: Row) -> None:
+    checker.moved([0])
+    checker.was_reset([row], [0])
+
+
+def _move_and_look(checker: Checker, row: Row) -> None:
+    checker.moved([0])
+    checker.looked([row])
+
+
+def _move_and_arrival(checker: Checker, row: Row) -> None:
+    checker.moved([0])
+    _arrival(checker, cut(_MID))
+    _arrival(checker, row)
+
+
+def _move_where_failures_are_raised(checker: Checker, row: Row) -> None:
+    checker._truncates = False
+    _move(checker, row)
+
+
+def _cut_after_a_move_where_failures_are_raised(checker: Checker, row: Row) -> None:
+    checker._truncates = False
+    _move(checker, cut(_MID))
+    checker.stepped([_NEW_INSTANCE], [ACTION])
+    checker.stepped([row], [ACTION])
+
+
+def _move_of_one_under_way(checker: Checker, row: Row) -> None:
+    checker.sent({0: ACTION})
+    checker.moved([0])
+    checker.received([row], [0])
+
+
 ACTION = 7
 _HEADER = Header(env=0, build=3, episode=4, step=5, action=1, pid=10, seed=20)
 _MID = following(_HEADER, 2)
@@ -535,6 +592,13 @@ RIGHT_CASES = {
     ),
     "an answer": Case(_MID, _MID, _asked_who_it_is),
     "a failure after an answer": Case(_MID, cut(_MID), _answer_of_new_instance),
+    "a move": Case(_MID, cut(_MID), _move),
+    "a move after an episode": Case(_LAST, _NEW_INSTANCE, _move),
+    "a move and a reset": Case(_MID, _NEW_INSTANCE, _move_and_reset),
+    "a move and a look": Case(_MID, _MID, _move_and_look),
+    "a move, first-ready": Case(_MID, _NEW_INSTANCE, _move_and_arrival),
+    "a move where failures are raised": Case(_MID, cut(_MID), _move_where_failures_are_raised),
+    "a move of one that was never reset": Case(Checker(1).rows[0], _NEW_INSTANCE, _move),
 }
 """What the checker must accept."""
 
@@ -598,6 +662,22 @@ CHECKER_CASES = {
     ),
     "an answer of the failed instance": Case(cut(_MID), cut(_MID), _asked_who_it_is),
     "a step of an instance that was replaced": Case(_MID, _NEXT, _answer_of_new_instance),
+    "a move that goes on": Case(_MID, _NEXT, _move),
+    "a move without a truncation": Case(_MID, _NEW_INSTANCE, _move),
+    "a move that truncates a later step": Case(_MID, cut(_NEXT), _move),
+    "a move that truncates after LAST": Case(_LAST, cut(_LAST), _move),
+    "a move that stays in its instance": Case(_LAST, _NEW_EPISODE, _move),
+    "a reset after a move that stays": Case(_MID, _NEW_EPISODE, _move_and_reset),
+    "a look that shows a move": Case(_MID, cut(_MID), _move_and_look),
+    "a second truncation by a move": Case(_MID, cut(_MID), _move_and_arrival),
+    "an old episode after a move": Case(_MID, _NEW_EPISODE, _move_and_arrival),
+    "a later episode after a move": Case(
+        _MID, first(_NEW_INSTANCE.header._replace(episode=1)), _move_and_arrival
+    ),
+    "a failure that shows after a move, where it is raised": Case(
+        _MID, cut(_NEW_INSTANCE), _cut_after_a_move_where_failures_are_raised
+    ),
+    "a move of one under way": Case(_MID, cut(_MID), _move_of_one_under_way),
 }
 """What the checker must report."""
 
@@ -787,6 +867,106 @@ class Killer(threading.Thread):
         self.join()
 
 
+# -- whole nodes -----------------------------------------------------------------------------------
+
+
+class Wrecker(threading.Thread):
+    """Kills and freezes whole nodes, at any moment: the workers of a cluster, not its head.
+
+    What is frozen is thawed, or killed, at once or much later: before Ray holds it for dead (which
+    takes a minute), or after.
+
+    Args:
+      nodes: the cluster (`nodes.Nodes`).
+      seed: of its choices.
+
+    Attributes:
+      counts: nodes killed, frozen, thawed and added.
+    """
+
+    def __init__(self, nodes: Any, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._nodes, self._random = nodes, random.Random(seed)
+        self._done = threading.Event()
+        self._fates: dict[Any, tuple[float, str]] = {}
+        """Of frozen ones, when what becomes of them."""
+        self._turn = itertools.cycle(self._random.sample(["kill", "freeze"], 2))
+        self._add_at = 0.0
+
+    def run(self) -> None:
+        due = time.monotonic() + self._random.uniform(1, 3)
+        while not self._done.wait(0.05):
+            now = time.monotonic()
+            for node, (at, fate) in [*self._fates.items()]:
+                if at <= now:
+                    self._do(fate, node)
+            if due <= now:
+                due = now + self._random.uniform(3, 15)
+                how = next(self._turn)
+                for node in self._random.sample(self._up, min(len(self._up), self._how_many())):
+                    self._do(how, node)
+
+    def _how_many(self) -> int:
+        return self._random.choice([1, 1, 1, 2])
+
+    @property
+    def _up(self) -> list[Any]:
+        return [node for node in self._nodes.workers if node not in self._fates]
+
+    def _do(self, what: str, node: Any) -> None:
+        self._fates.pop(node, None)
+        self.counts[what] += 1
+        if what == "freeze":
+            seconds = self._random.uniform(*self._random.choice([(0.2, 3), (3, 30), (5, 90)]))
+            fate = self._random.choice(["kill", "thaw"])
+            self._fates[node] = time.monotonic() + seconds, fate
+        getattr(self._nodes, what)(node)
+
+    def add_if_due(self, wanted: int) -> None:
+        """Some time after there were fewer workers than so many: another one.
+
+        Here and not in the thread, where Ray starts no node, for the sake of a signal handler.
+        """
+        now = time.monotonic()
+        if len(self._up) >= wanted or len(self._nodes.workers) > wanted + 1:
+            self._add_at = 0.0
+        elif not self._add_at:
+            self._add_at = now + self._random.uniform(0, 5)
+        elif self._add_at <= now:
+            self._nodes.add()
+            self.counts["add"] += 1
+            self._add_at = 0.0
+
+    def __enter__(self) -> Wrecker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """All is as it was at first: those that were frozen are thawed, and go on if they can."""
+        self._done.set()
+        self.join()
+        for node in [*self._fates]:
+            self._do("thaw", node)
+        self._nodes.restore()
+
+
+@contextlib.contextmanager
+def cluster(num_nodes: int) -> Iterator[Any]:
+    """A cluster of so many nodes, with this process as a driver on the head; None for none."""
+    if not num_nodes:
+        yield None
+        return
+    from nodes import Nodes, connected
+
+    nodes = Nodes(workers=num_nodes - 1, num_cpus=2, head={"num_cpus": 2})
+    try:
+        with connected(nodes):
+            yield nodes
+    finally:
+        nodes.stop()
+
+
 # -- what is held ----------------------------------------------------------------------------------
 
 
@@ -871,6 +1051,7 @@ class Driver:
       mode: one of `MODES`.
       max_restarts, max_staleness: of the batch.
       log: takes a line now and then.
+      nodes: the cluster whose nodes go wrong as well.
 
     Attributes:
       checker: what has seen it all.
@@ -879,6 +1060,7 @@ class Driver:
         and each other call.
       overrun: by how many seconds a `recv` has passed its timeout at most.
       kills: how many processes were ended from outside.
+      wrecked: how many nodes were killed, frozen, thawed and added.
     """
 
     def __init__(
@@ -889,6 +1071,7 @@ class Driver:
         max_restarts: int,
         max_staleness: int | None,
         log: Callable[[str], object],
+        nodes: Any = None,
     ) -> None:
         self.checker = Checker(batch.batch_size, truncates=max_restarts > 0)
         self.failures: Counts = collections.Counter()
@@ -896,7 +1079,10 @@ class Driver:
         self.recv_seconds = array.array("d")
         self.overrun = 0.0
         self.kills = 0
-        self._batch, self._chaos, self._log = batch, chaos, log
+        self.wrecked: collections.Counter[str] = collections.Counter()
+        self._batch, self._chaos, self._log, self._nodes = batch, chaos, log, nodes
+        self._wrecker: Wrecker | None = None
+        self._num_workers = len(nodes.workers) if nodes else 0
         self._mode, self._max_restarts, self._max_staleness = mode, max_restarts, max_staleness
         self._random = random.Random(chaos.seed)
         self._newest: object = None
@@ -911,7 +1097,7 @@ class Driver:
     def storm(self, until: float) -> None:
         """Steps among faults until so many seconds have passed; then until all is mended."""
         killer = Killer(self._pids, self._chaos.kills_per_second, self._random.randrange(2**31))
-        with self._chaos.armed(), killer:
+        with self._chaos.armed(), killer, self._wrecking():
             while self.seconds < until:
                 end = min(until, self.seconds + self._random.uniform(0.5, 5.0))
                 mode = self._mode
@@ -934,7 +1120,19 @@ class Driver:
             if steps >= 3 and not any(row.is_cut for row in self.checker.rows):
                 break  # what was hit last has shown it, was rebuilt, and has stepped
 
+    @contextlib.contextmanager
+    def _wrecking(self) -> Iterator[None]:
+        if self._nodes is None:
+            yield
+            return
+        self._wrecker = Wrecker(self._nodes, self._random.randrange(2**31))
+        with self._wrecker:
+            yield
+        self.wrecked += self._wrecker.counts
+
     def _tell(self) -> None:
+        if self._wrecker is not None:
+            self._wrecker.add_if_due(self._num_workers)
         if self.seconds < self._news_due:
             return
         self._news_due += SECONDS_BETWEEN_NEWS
@@ -979,6 +1177,8 @@ class Driver:
             self._ping()
         elif draw < 0.04:
             self._look()
+        elif draw < 0.045 and self._nodes is not None:
+            self._rebalance()
 
     def _bring_back(self) -> None:
         """Resets what has failed, until nothing has."""
@@ -1031,6 +1231,7 @@ class Driver:
             (1, bool(checker.resting or checker.asked), self._ping),
             (2, not checker.failed and not checker.unseen, self._look),
             (2, bool(checker.asked) and not checker.failed, self._misuse),
+            (0.5, self._nodes is not None and not checker.failed, self._rebalance),
             (0.5, bool(checker.broken), self._send_to_broken),
             (0.5, bool(checker.broken), self._reset_without_broken),
         ]
@@ -1177,6 +1378,10 @@ class Driver:
         with self._raising():
             self.checker.looked(rows(self._batch.current_time_step()))
 
+    def _rebalance(self) -> None:
+        with self._raising(), _timed(self.other_seconds):
+            self.checker.moved(self._batch.rebalance())
+
     def _ping(self) -> None:
         from envfleet import ActorDied, EnvTimeout
 
@@ -1248,6 +1453,11 @@ class Report:
             "truncations": sum(checker.truncations),
             "raised": sum(checker.raised),
             "dropped by a reset": sum(checker.dropped),
+            "environments moved": sum(checker.moves),
+            "nodes killed": self.driver.wrecked["kill"],
+            "nodes frozen": self.driver.wrecked["freeze"],
+            "nodes thawed": self.driver.wrecked["thaw"],
+            "nodes added": self.driver.wrecked["add"],
             "bad transitions": checker.num_bad,
             "held": "after warming up -> at the end",
         }
@@ -1280,9 +1490,10 @@ def contradictions(driver: Driver, injected: Counts, stats: Any) -> Iterator[str
     They need not be equal: an environment fails along with others of its process, and a slow
     machine makes timeouts that nobody injected.
     """
-    for i, (truncations, hidden, instances, failures, restarts) in enumerate(
+    for i, (truncations, moves, hidden, instances, failures, restarts) in enumerate(
         zip(
             driver.checker.truncations,
+            driver.checker.moves,
             # Of these a failure may have been the answer.
             map(operator.add, driver.checker.dropped, driver.checker.raised),
             driver.checker.instances,
@@ -1295,7 +1506,7 @@ def contradictions(driver: Driver, injected: Counts, stats: Any) -> Iterator[str
         faulty_steps = sum(n for key, n in injected.items() if key[:2] == (i, "step"))
         records = sum(n for (env_id, *_), n in driver.failures.items() if env_id == i)
         for few, of_these, many, of_those in (
-            (truncations, "truncations", failures, "failures"),
+            (truncations, "truncations", failures + moves, "failures and moves"),
             (
                 faulty_steps,
                 "faults in steps",
@@ -1330,6 +1541,7 @@ def run(
     seed: int | None = None,
     backend: str = "ray",
     scale: float = 1.0,
+    nodes: int = 0,
     log: Callable[[str], object] = print,
 ) -> Report:
     """Steps a batch among faults, and tells what came of it.
@@ -1343,6 +1555,7 @@ def run(
       max_staleness: of the batch; drawn by the seed where it is None.
       seed: of faults and actions; drawn and told where it is None.
       scale: a factor for the chances of faults; 0 for none.
+      nodes: of a cluster, the driver's own among them, that is started for it; 0 for a local Ray.
       log: takes a line now and then.
     """
     import ray
@@ -1354,6 +1567,8 @@ def run(
     if max_staleness is None:
         max_staleness = random.Random(f"{seed} staleness").choice([None, None, None, 3, 10])
     words = f"{mode}, {max_restarts} restarts in a row, max_staleness {max_staleness}"
+    if nodes:
+        words += f", on {nodes} nodes"
     in_processes, ray_was_there = backend == "ray", ray.is_initialized()
     num_actors = -(-envs // envs_per_actor) if in_processes else 0
     restarts, footprints, problems = 0, [], []
@@ -1368,30 +1583,31 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         chaos = Chaos(Path(folder), seed, scale, in_processes)
-        with ParallelPyEnvironment(
-            [functools.partial(ChaosEnv, i, chaos) for i in range(envs)],
-            envs_per_actor=envs_per_actor,
-            on_failure="restart" if max_restarts else "raise",
-            max_restarts=max_restarts,
-            max_staleness=max_staleness,
-            backend=backend,
-            seed=seed,
-            ray_init=RAY_INIT,
-            **LIMITS,
-        ) as batch:
-            driver = Driver(batch, chaos, mode, max_restarts, max_staleness, log)
-            try:
-                for until in (6 * minutes, 60 * minutes):
-                    driver.storm(until)
-                    footprints.append(expect(num_actors))
-                stats = batch.stats()
-                restarts = sum(stats.restarts)
-                problems += contradictions(driver, chaos.injected(), stats)
-                problems += grown(*footprints)
-            except Exception:  # one that was not due
-                problems.append(traceback.format_exc())
-            seconds = driver.seconds
-        expect(0)
+        with cluster(nodes) as started:
+            with ParallelPyEnvironment(
+                [functools.partial(ChaosEnv, i, chaos) for i in range(envs)],
+                envs_per_actor=envs_per_actor,
+                on_failure="restart" if max_restarts else "raise",
+                max_restarts=max_restarts,
+                max_staleness=max_staleness,
+                backend=backend,
+                seed=seed,
+                ray_init=RAY_INIT,
+                **LIMITS,
+            ) as batch:
+                driver = Driver(batch, chaos, mode, max_restarts, max_staleness, log, started)
+                try:
+                    for until in (6 * minutes, 60 * minutes):
+                        driver.storm(until)
+                        footprints.append(expect(num_actors))
+                    stats = batch.stats()
+                    restarts = sum(stats.restarts)
+                    problems += contradictions(driver, chaos.injected(), stats)
+                    problems += grown(*footprints)
+                except Exception:  # one that was not due
+                    problems.append(traceback.format_exc())
+                seconds = driver.seconds
+            expect(0)
         if not ray_was_there and not wait_until(lambda: not descendants()):
             problems.append(f"{len(descendants())} processes have outlived Ray")
         injected = chaos.injected()
@@ -1412,6 +1628,9 @@ def main() -> int:
     parser.add_argument("--max-staleness", type=int, help="(drawn by the seed, mostly none)")
     parser.add_argument("--seed", type=int, help="of faults and actions (drawn)")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="(ray)")
+    parser.add_argument(
+        "--nodes", type=int, default=0, help="of a cluster that is started; 0: a local Ray (0)"
+    )
     parser.add_argument("--faults", dest="scale", type=float, default=1.0, help="how many (1)")
     arguments = parser.parse_args()
     # Before Ray is imported: no token file in the home directory; and actors find this module.

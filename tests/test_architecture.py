@@ -42,6 +42,7 @@ ROWS = [
     ["channels.metrics"],
     ["channels"],
     ["channels.importing", "channels.placement", "channels.processes"],
+    ["channels.pulse"],
     ["actor"],
     ["environments"],
     ["environments.gymnasium_member"],

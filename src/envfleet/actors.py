@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,11 +189,15 @@ class Actors:
         """By their first environment."""
         return {self.env_ids[a][0]: self._options[a] for a in actors}
 
-    def misplaced(self) -> list[int]:
-        """Actors that should be on another node, which has joined since, or is less loaded."""
+    def misplaced(self, staying: Collection[int]) -> list[int]:
+        """Actors that should be on another node, which has joined since, or is less loaded.
+
+        None of those that stay.
+        """
         if self._backend is None:
             return []
-        firsts = self._backend.moves(self._options_of(self._places.keys() & self._channels.keys()))
+        there = self._places.keys() & self._channels.keys() - {*staying}
+        firsts = self._backend.moves(self._options_of(there))
         return [self.host(first) for first in firsts]
 
     def publish(self, counted: channels.Counted) -> None:
@@ -205,10 +209,11 @@ class Actors:
     def leave(self, a: int) -> None:
         """Ends an actor whose environments have been closed, and to which no call is on its way."""
         assert self._backend is not None
+        channel = self._channels[a]
+        channel.kill()  # first: what an interrupt leaves half done is found to be dead
         self._queues.pop(a)
         self._places.pop(a, None)
-        channel = self._channels.pop(a)
-        channel.kill()
+        del self._channels[a]
         self._backend.kill_orphans([channel])
 
     def end(self) -> None:
@@ -394,6 +399,14 @@ class Actors:
             for a in actors:
                 if a in self._channels:
                     self._lose(a, error, phase)
+
+    def lose_cut_off(self, actors: Iterable[int]) -> None:
+        """Ends those of these actors whose node does not answer, whatever they are doing."""
+        for a in actors:
+            if a in self._channels and self._channels[a].is_cut_off():
+                phase = self._queues[a][0].phase if self._queues[a] else "call"
+                lost = NodeLost("its node does not answer")
+                self._lose(a, self._died(a, lost, phase), phase, lost)
 
     def settle_interrupted(self, moving: Sequence[Sent]) -> list[Sent]:
         """The calls of which an interrupt kept the caller, and `moving`, each with its outcome.

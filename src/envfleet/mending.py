@@ -24,6 +24,9 @@ _log = logging.getLogger("envfleet")
 _UNPLACED = 5.0
 """After so many seconds without a process a restart says what it waits for."""
 
+_LOOK = 1.0
+"""Every so many seconds it is looked whether the nodes of restarts still answer."""
+
 
 class Mender:
     """Brings the environments of a batch back."""
@@ -35,6 +38,7 @@ class Mender:
         self._builder = builder
         self._restarts = restarts
         self._time_steps = time_steps
+        self._look_at = 0.0
 
     # -- failing -----------------------------------------------------------------------------------
 
@@ -78,22 +82,21 @@ class Mender:
         """
         actors = self._actors
         staying = {*but, *self._restarts.pending, *self._restarts.failed}
-        moving = [a for a in actors.misplaced() if staying.isdisjoint(actors.env_ids[a])]
+        moving = actors.misplaced({*map(actors.host, staying)})
+        moved = [i for a in moving for i in actors.env_ids[a]]
         calls: list[Sent] = []
-        moved: list[int] = []
         with actors.kept_if_interrupted(calls):
+            # Before they are closed: they come back in any case, if not elsewhere.
+            for i in moved:
+                self._time_steps.hold(i)
+                self._restarts.move(i, owes_last=not self._time_steps.is_over(i))
             for a in moving:
                 nothing = dict.fromkeys(actors.env_ids[a])
                 calls.append(actors.send_operation(a, "close", nothing))
             actors.wait(calls)
             for sent in calls:
-                if isinstance(sent.outcome, Lost):  # its end is a failure like any other
-                    continue
-                for i in sent.env_ids:
-                    self._time_steps.hold(i)
-                    self._restarts.move(i, owes_last=not self._time_steps.is_over(i))
-                    moved.append(i)
-                actors.leave(sent.a)
+                if not isinstance(sent.outcome, Lost):
+                    actors.leave(sent.a)
         return sorted(moved)
 
     # -- what its slot shows -----------------------------------------------------------------------
@@ -124,6 +127,7 @@ class Mender:
         coming = [self._restarts.pending[i] for i in env_ids]
         moments = [one.due for one in coming if not one.calls]
         moments += [one.calls[0].at + _UNPLACED for one in coming if one.calls and not one.is_told]
+        moments += [self._look_at] if any(one.calls for one in coming) else []
         moments += [until] if until is not None else []
         wake = min(moments, default=None)
         calls = [*others, *(sent for one in coming for sent in one.calls)]
@@ -133,9 +137,14 @@ class Mender:
             time.sleep(max(0.0, wake - time.monotonic()))
 
     def poll(self) -> None:
-        """Sees which calls of restarts are done."""
-        pending = self._restarts.pending.values()
-        self._actors.wait([sent for one in pending for sent in one.calls], until=0.0)
+        """Sees which calls of restarts are done, and now and then whether the others can be."""
+        pending = self._restarts.pending
+        self._actors.wait([sent for one in pending.values() for sent in one.calls], until=0.0)
+        now = time.monotonic()
+        if now >= self._look_at:
+            unready = [i for i, one in pending.items() if one.calls and not one.is_ready]
+            self._actors.lose_cut_off(sorted({*map(self._actors.host, unready)}))
+            self._look_at = time.monotonic() + _LOOK
 
     def advance(self) -> None:
         """Takes every restart as far as it goes."""

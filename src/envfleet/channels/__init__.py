@@ -105,6 +105,10 @@ class Channel(Protocol):
         """It fell silent: what is opened next should not share its fate."""
         ...
 
+    def is_cut_off(self) -> bool:
+        """Whether there is no way to where it is, or was to be opened, though nobody says so."""
+        ...
+
     def obituary(self, died: Died) -> str:
         """All that is known of the actor's end, in words."""
         ...

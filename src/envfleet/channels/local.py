@@ -36,6 +36,9 @@ class LocalChannel:
     def doubt(self) -> None:
         pass
 
+    def is_cut_off(self) -> bool:
+        return False
+
     def obituary(self, died: Died) -> str:
         return str(died)
 

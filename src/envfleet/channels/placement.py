@@ -11,7 +11,7 @@ import collections
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -20,6 +20,7 @@ from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from envfleet.channels import pulse
 from envfleet.errors import FleetStartError
 
 _log = logging.getLogger("envfleet")
@@ -36,6 +37,9 @@ _DOUBT = 90.0
 """Seconds for which a node is avoided whose actor fell silent. After a SIGSTOP of a whole node Ray
 took 64 s until it called it dead, after a SIGKILL 13 s; until then it puts new actors there."""
 
+_FRESH = 1.0
+"""Seconds for which a node need not be asked again whether it answers."""
+
 
 class Node(NamedTuple):
     """A node that Ray believes to be alive, and what it has; `free` is kept up while planning."""
@@ -43,6 +47,8 @@ class Node(NamedTuple):
     node_id: str
     total: Mapping[str, float]
     free: dict[str, float]
+    address: tuple[str, int] = ("", 0)
+    """Of its raylet."""
 
     @property
     def cpus(self) -> float:
@@ -71,6 +77,8 @@ class Placement:
         self._wanted: dict[int, str] = {}
         """The same of actors that move."""
         self._doubted: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, bool]] = {}
+        """By node when it was asked, by `time.monotonic`, and whether it has answered."""
 
     # -- before anything starts --------------------------------------------------------------------
 
@@ -133,20 +141,22 @@ class Placement:
             return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle)}
         nodes = _nodes()
         avoided = self._avoided()
-        if not any(_has(n.total, _needs(options)) for n in nodes if n.node_id not in avoided):
+        able = {node.node_id for node in nodes if _has(node.total, _needs(options))}
+        if able <= avoided:
             avoided = set()  # there is no other one
-        others = {NODE_LABEL: f"!in({','.join(sorted(avoided))})"} if avoided else {}
         if _CHOSEN & options.keys():
             if "scheduling_strategy" in options or "placement_group" in options:
                 return {}
-            labels = options.get("label_selector") or {}
-            return {"scheduling_strategy": "SPREAD", "label_selector": {**others, **labels}}
+            labels = {**_but(avoided), **(options.get("label_selector") or {})}
+            return {"scheduling_strategy": "SPREAD", "label_selector": labels}
         if self._kind not in ("spread", "pack"):
             return {"scheduling_strategy": self._kind}
         strategy: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
         if len(nodes) == 1:
             return strategy
         node = self._choose(first, [n for n in nodes if n.node_id not in avoided], options)
+        silent = self._avoided()  # which may have been found out just now
+        others = {} if able <= silent else _but(silent)
         if node is None:
             return {**strategy, **({"label_selector": others} if others else {})}
         self._on[first] = node.node_id
@@ -159,19 +169,21 @@ class Placement:
         return strategy
 
     def _choose(self, first: int, nodes: Sequence[Node], options: Mapping[str, Any]) -> Node | None:
+        """The best of the nodes that answers; those that were asked and do not are doubted."""
         needs = _needs(options)
         fitting = [node for node in nodes if _has(node.free, needs)]
         wanted = self._wanted.pop(first, None)
-        for node in fitting:
+        counts, own = self._counts(but=first), ray.get_runtime_context().get_node_id()
+
+        def rank(node: Node) -> tuple[float, ...]:
+            count = counts[node.node_id]
             if node.node_id == wanted:
-                return node
-        counts = self._counts(but=first)
-        if self._kind == "pack":
-            open_ones = [node for node in fitting if counts[node.node_id] < node.cpus]
-            if open_ones:
-                own = ray.get_runtime_context().get_node_id()
-                return max(open_ones, key=lambda n: (counts[n.node_id], n.node_id == own))
-        return min(fitting, key=lambda node: _load(node, counts[node.node_id] + 1), default=None)
+                return (0,)
+            if self._kind == "pack" and count < node.cpus:
+                return 1, -count, node.node_id != own
+            return 2, _load(node, count + 1)
+
+        return next(filter(self._answers, sorted(fitting, key=rank)), None)
 
     def _counts(self, but: int | None = None) -> collections.Counter[str]:
         return collections.Counter(node for first, node in self._on.items() if first != but)
@@ -191,8 +203,28 @@ class Placement:
         if first in self._on:
             self._doubted[self._on[first]] = time.monotonic() + _DOUBT
 
-    def is_doubted(self, node_id: str) -> bool:
-        return node_id in self._avoided()
+    def is_cut_off(self, first: int, node_id: str | None = None) -> bool:
+        """Whether a node does not answer: where an actor is, or is to be; then it is doubted.
+
+        Of an actor whose node is not known it is not known.
+        """
+        node_id = node_id or self._on.get(first)
+        # (What Ray holds for dead it tells of.)
+        return any(node.node_id == node_id and not self._answers(node) for node in _nodes())
+
+    def _answers(self, node: Node) -> bool:
+        """Whether it does, or did within the last second; it is doubted if not."""
+        node_id = node.node_id
+        if node_id == ray.get_runtime_context().get_node_id():
+            return True
+        at, answered = self._asked.get(node_id, (0.0, False))
+        if time.monotonic() >= at + _FRESH:
+            answered = pulse.answers(node.address)
+            self._asked[node_id] = time.monotonic(), answered
+            if not answered:
+                _log.warning("node %s (%s) does not answer", node_id[:8], node.address[0])
+                self.doubt(node_id)
+        return answered
 
     def _avoided(self) -> set[str]:
         now = time.monotonic()
@@ -208,6 +240,7 @@ class Placement:
         """
         if self._kind != "spread":
             return []
+        self._wanted.clear()
         avoided = self._avoided()
         nodes = {node.node_id: node for node in _nodes() if node.node_id not in avoided}
         counts, moving = self._counts(), []
@@ -219,6 +252,9 @@ class Placement:
             best = min(fitting, key=lambda n: _load(n, counts[n.node_id] + 1), default=home)
             there = _load(best, counts[best.node_id] + 1)
             if best is not home and there < _load(home, counts[home.node_id]):
+                if not self._answers(best) or not self._answers(home):
+                    nodes = {n: node for n, node in nodes.items() if n not in self._avoided()}
+                    continue
                 moving.append(first)
                 self._wanted[first] = best.node_id
                 counts[home.node_id] -= 1
@@ -239,10 +275,20 @@ class Placement:
 def _nodes() -> list[Node]:
     free = available_resources_per_node()
     return [
-        Node(node["NodeID"], node["Resources"], dict(free.get(node["NodeID"], {})))
+        Node(
+            node["NodeID"],
+            node["Resources"],
+            dict(free.get(node["NodeID"], {})),
+            (node["NodeManagerAddress"], node["NodeManagerPort"]),
+        )
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def _but(avoided: Collection[str]) -> dict[str, str]:
+    """Labels of any node but these."""
+    return {NODE_LABEL: f"!in({','.join(sorted(avoided))})"} if avoided else {}
 
 
 def _callers_group() -> PlacementGroup | None:

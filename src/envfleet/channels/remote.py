@@ -161,7 +161,7 @@ class RayChannel:
         words = "; ".join(filter(None, [str(died), self._watch.words() if self._watch else ""]))
         lines = ""
         place = self.place
-        if place is not None and not isinstance(died, NodeLost) and not self._is_doubted:
+        if place is not None and not isinstance(died, NodeLost) and not self.is_cut_off():
             try:
                 lines = self._last_lines(place)
             except RayError:
@@ -177,9 +177,11 @@ class RayChannel:
         if not self.is_here:
             self._backend.placement.doubt(self._first)
 
-    @property
-    def _is_doubted(self) -> bool:
-        return self.place is not None and self._backend.placement.is_doubted(self.place.node_id)
+    def is_cut_off(self) -> bool:
+        if self.is_here or not self._backend.is_there():
+            return False
+        place = self.place
+        return self._backend.placement.is_cut_off(self._first, place and place.node_id)
 
     def kill(self) -> None:
         self._backend.placement.left(self._first)
