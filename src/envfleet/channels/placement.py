@@ -201,7 +201,10 @@ class Placement:
     def doubt(self, first: int) -> None:
         """An actor fell silent: for a while others do not go where it is, if they can."""
         if first in self._on:
-            self._doubted[self._on[first]] = time.monotonic() + _DOUBT
+            self._doubt(self._on[first])
+
+    def _doubt(self, node_id: str) -> None:
+        self._doubted[node_id] = time.monotonic() + _DOUBT
 
     def is_cut_off(self, first: int, node_id: str | None = None) -> bool:
         """Whether a node does not answer: where an actor is, or is to be; then it is doubted.
@@ -223,7 +226,7 @@ class Placement:
             self._asked[node_id] = time.monotonic(), answered
             if not answered:
                 _log.warning("node %s (%s) does not answer", node_id[:8], node.address[0])
-                self.doubt(node_id)
+                self._doubt(node_id)
         return answered
 
     def _avoided(self) -> set[str]:

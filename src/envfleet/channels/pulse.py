@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 
-_PATIENCE = 1.0
+_PATIENCE = 2.0
 """Seconds for the answer."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
