@@ -50,7 +50,7 @@ BENCH_PACKAGES := 'gymnasium[mujoco]' stable-baselines3 tianshou matplotlib
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint chaos bench bench-collect bench-scaling \
-  test-cluster test-collect test-interop test-peers test-tf
+  environments test-cluster test-collect test-interop test-peers test-tf
 .NOTPARALLEL:  # two pips in one environment would get in each other's way
 .DELETE_ON_ERROR:
 
@@ -98,6 +98,9 @@ test-peers: $(VENV_PEERS)/.peers  ## beside Stable-Baselines3, dm_control, MiniG
 
 test-tf: $(VENV_TF)/.tf  ## beside TensorFlow and TF-Agents, on Python 3.11
 	$(VENV_TF)/bin/python -m pytest $(TF_TESTS) $(TEST_ARGS)
+
+environments: $(VENV)/.dev $(VENV_DEMO)/.demo $(VENV_COLLECT)/.collect $(VENV_CLUSTER)/.cluster
+environments: $(VENV_PEERS)/.peers $(VENV_TF)/.tf  ## those that all tests and the demo need
 
 # -- virtual environments --------------------------------------------------------------------------
 # The stamps lie inside, so that they go with it; they are made last, so that what failed half-way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from pathlib import Path
 
 import dm_env
 import gin
@@ -133,6 +134,22 @@ class Endless(SeededEnv):
 
     def action_spec(self):
         return specs.DiscreteArray(2)
+
+
+class WaitsForShards(SeededEnv):
+    """Its first step takes until there is a file of some name, and fails where none comes."""
+
+    def __init__(self, directory, pattern):
+        super().__init__()
+        self.directory, self.pattern = Path(directory), pattern
+
+    def step(self, action):
+        end = time.monotonic() + 60
+        while not any(self.directory.glob(self.pattern)):
+            if time.monotonic() > end:
+                raise TimeoutError(f"nobody has written {self.pattern}")
+            time.sleep(0.01)
+        return super().step(action)
 
 
 class Slow(SeededEnv):

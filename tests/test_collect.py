@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import os
@@ -163,6 +164,25 @@ def test_shards_are_bounded_in_size_and_in_seconds(tmp_path):
     _, dataset = collected(tmp_path / "seconds", max_seconds=2.0, **slow)
     assert len(dataset.shards) >= 4
     assert rows_by_episode(load(tmp_path / "size")) == expected(3000)
+
+
+@pytest.mark.parametrize("chunk_length", [1, 128])
+def test_a_worker_with_nothing_to_do_writes_its_episodes_while_others_are_in_a_step(
+    tmp_path, chunk_length
+):
+    """The other one's step ends when they are on disk: at the end of the run is too late."""
+    waits = functools.partial(
+        collecting.WaitsForShards, str(tmp_path / "set" / "data"), "shard-0000-*"
+    )
+    _, dataset = collected(
+        tmp_path / "set",
+        env_constructor=[collecting.Slow, waits],
+        num_actors=2,
+        max_episodes=8,
+        shard_seconds=2,  # its episodes take less
+        chunk_length=chunk_length,
+    )
+    assert rows_by_episode(dataset) == expected(8)
 
 
 def test_policy_versions_structures_and_texts_stand_in_their_columns(tmp_path):

@@ -155,14 +155,17 @@ class Crew:
             boxed[n] = order
         self._workers.send(boxed, [*orders])
 
-    def hear(self) -> Heard:
+    def hear(self, timeout: float | None = None) -> Heard:
         """Waits until one worker at least is heard of.
+
+        Args:
+          timeout: seconds after which it gives up; what it gives is empty then.
 
         Raises:
           Exception: what an environment or the policy raised, without ``on_failure="restart"``.
         """
         heard = Heard([], [], [])
-        time_step, workers = self._workers.recv(1)
+        time_step, workers = self._workers.recv(1, timeout)
         for worker, step_type, report in zip(
             workers.tolist(), time_step.step_type.tolist(), time_step.observation, strict=True
         ):

@@ -70,8 +70,9 @@ def collect(
         and marked; a run that resumes takes them again.
       resume: goes on with the dataset that is there, if there is one.
       shard_megabytes: size of a shard's rows in memory, about.
-      shard_seconds: how long whole episodes wait at most until they are written. What is lost with
-        a process is what was not, and is collected again.
+      shard_seconds: how long whole episodes wait at most until they are written; where their actor
+        is in a step, until that ends. What is lost with a process is what was not written, and is
+        collected again.
       progress: whether to show on stderr how far it is.
       collector: arguments of `Collector`, where gin does not say them.
 

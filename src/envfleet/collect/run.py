@@ -58,6 +58,8 @@ class Run:
         self._ledger = ledger
         self._sent: dict[int, Order] = {}
         self._sent_at: dict[int, float] = {}
+        self._waiting_since: dict[int, float] = {}
+        """Of workers with whole episodes that are not on disk: the first ended after this."""
         self._idle_by: dict[int, int | None] = {}
         """Workers with nothing to do up to a horizon."""
         self._fresh = set(range(len(crew)))  # who knows nothing of what is done
@@ -122,17 +124,33 @@ class Run:
         horizon = self._ledger.horizon(self._crew.num_envs, is_stuck)
         orders = {}
         for worker in free:
-            is_idle = self._idle_by.get(worker, -1) == horizon and not is_stuck
-            if is_idle and not self._has_waited(worker):
+            if self._idle_by.get(worker, -1) == horizon and not is_stuck:
                 continue
             self._idle_by.pop(worker, None)
             orders[worker] = self._order(worker, horizon)
         self._send(orders)
 
-    def _has_waited(self, worker: int) -> bool:
-        """Whether it has episodes that are to be written by now, with nothing else to do."""
-        since = time.monotonic() - self._sent_at.get(worker, 0.0)
-        return bool(self._ledger.waiting[worker]) and since >= self._recording.shard_seconds
+    def _until_due(self) -> dict[int, float]:
+        """Of those who do nothing, seconds until their episodes are to be written.
+
+        Who does something sees to that by itself.
+        """
+        until = self._recording.shard_seconds - time.monotonic()
+        under_way = self._crew.under_way
+        return {w: s + until for w, s in self._waiting_since.items() if w not in under_way}
+
+    def _write_due(self) -> None:
+        """Has those who do nothing write what has waited for long enough."""
+        due = [worker for worker, seconds in self._until_due().items() if seconds <= 0]
+        self._send(
+            {worker: self._write_order(worker, self._idle_by.get(worker, 0)) for worker in due}
+        )
+        self._waiting_since.update({worker: self._sent_at[worker] for worker in due})
+
+    def _write_order(self, worker: int, horizon: int | None = 0) -> Order:
+        """To do nothing else; who was idle stays so up to the same horizon."""
+        nothing = np.zeros(self._crew.envs_per_worker, np.int64)
+        return self._order(worker, horizon)._replace(steps=nothing, seconds=0.0, flush=True)
 
     def _order(self, worker: int, horizon: int | None) -> Order:
         own, limit = self._crew.envs(worker), self._max_seconds
@@ -158,10 +176,12 @@ class Run:
         self._crew.send(orders)
 
     def _hear(self) -> None:
-        """Takes what has come in; at least one worker is under way."""
+        """Takes what has come in, if a worker is under way; has written what is due meanwhile."""
         if not self._crew.under_way:
             return
-        heard = self._crew.hear()
+        self._write_due()
+        # Some may have become due meanwhile; and shard_seconds may be more than Ray waits for.
+        heard = self._crew.hear(max(min([*self._until_due().values(), _LISTENING]), 0.0))
         for worker, report in heard.reports:
             self._fresh.discard(worker)
             self._note(report.failures)
@@ -169,17 +189,21 @@ class Run:
                 self._idle_by[worker] = self._sent[worker].horizon
             self._take(worker, report.recorded)
         for worker in heard.lost:
-            self._ledger.lose(worker)
-            self._fresh.add(worker)
-            self._idle_by.pop(worker, None)
+            self._lose(worker)
             self._send({worker: self._order(worker, 0)})  # has it built anew
         self._note(self._crew.failures_since(self._crew_failures))
         self._crew_failures = self._crew.num_failures
         for worker in heard.back:
-            self._ledger.lose(worker)
-            self._fresh.add(worker)
+            self._lose(worker)
             self._find(worker)
         self._tell()
+
+    def _lose(self, worker: int) -> None:
+        """It is gone, with what it had in memory."""
+        self._ledger.lose(worker)
+        self._fresh.add(worker)
+        self._idle_by.pop(worker, None)
+        self._waiting_since.pop(worker, None)
 
     def _take(self, worker: int, recorded: Recorded) -> None:
         ledger = self._ledger
@@ -188,6 +212,9 @@ class Run:
         if len(recorded.written.length):
             self.num_shards += 1
             ledger.add_written(recorded.written, worker)
+            self._waiting_since.pop(worker, None)
+        if ledger.waiting[worker]:
+            self._waiting_since.setdefault(worker, self._sent_at[worker])
         ledger.running[worker] = recorded.running
         self._returns.extend(recorded.ended.returns[-100:].tolist())
         if recorded.problem is not None:
@@ -212,12 +239,8 @@ class Run:
             cut = {w: {end.episode: end.steps} for w, one in running.items() if end.episode in one}
         self._send(
             {
-                worker: self._order(worker, 0)._replace(
-                    steps=np.zeros(self._crew.envs_per_worker, np.int64),
-                    seconds=0.0,
-                    flush=True,
-                    cut=cut.get(worker, {}),
-                    reason=stop or "max_steps",
+                worker: self._write_order(worker)._replace(
+                    cut=cut.get(worker, {}), reason=stop or "max_steps"
                 )
                 for worker in range(len(self._crew))
                 if worker not in self._fresh or self._ledger.waiting[worker]
@@ -303,6 +326,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _SECONDS = 0.5
 """For how long a worker goes on by itself."""
+
+_LISTENING = 60.0
+"""Seconds after which it is looked again whether there is something else to do."""
 
 
 # -- what stands in a directory --------------------------------------------------------------------
