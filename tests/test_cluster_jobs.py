@@ -74,3 +74,22 @@ def test_job_whose_environment_raises_fails_with_its_traceback(dashboard, workin
     assert "RuntimeError: the ice breaks at 3" in done.stdout
     assert "examples/envs.py" in done.stdout  # the environment's own line
     assert re.search("raised by env [25] in step", done.stdout)
+
+
+def test_job_collects_a_dataset_as_the_documentation_says(dashboard, working_dir, tmp_path):
+    """docs/collection.md, "On a cluster": the files beside each other, in the working directory."""
+    pytest.importorskip("pyarrow")
+    from envfleet.collect import load
+
+    command = [
+        "envfleet-collect",
+        "--gin_file=collect_cartpole.gin",
+        f"--output_dir={tmp_path}/set",
+    ]
+    command += [
+        "--gin_bindings=collect.max_episodes = 40",
+        "--gin_bindings=Collector.num_actors = 3",
+    ]
+    done = submit(dashboard, working_dir / "examples", *command)
+    assert done.returncode == 0, done.stdout
+    assert len(load(tmp_path / "set")) == 40
