@@ -83,12 +83,8 @@ class Nodes:
 
     def pids(self, node: Any) -> list[int]:
         """Its raylet first, then what that has started, and so on."""
-        found = [one.process.pid for processes in node.all_processes.values() for one in processes]
-        for pid in found:  # grows as it goes
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    found += map(int, (task / "children").read_text().split())
-        return found
+        own = [one.process.pid for processes in node.all_processes.values() for one in processes]
+        return own + [pid for one in own for pid in descendants(one)]
 
     def restore(self) -> None:
         """As many workers as at first, all new where one was not as at first."""
@@ -109,6 +105,16 @@ class Nodes:
         else:
             os.environ["RAY_TMPDIR"] = self._before
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def descendants(pid: int) -> list[int]:
+    """What a process has started, what that has started, and so on."""
+    found = [pid]
+    for one in found:  # grows as it goes
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from nodes import Nodes, connected
 
-tune = pytest.importorskip("ray.tune", reason="needs ray[tune], see `make test-cluster`")
+tune = pytest.importorskip(
+    "ray.tune", reason="needs ray[tune], see `make test-cluster`", exc_type=ImportError
+)
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore"),  # Ray Tune's own
