@@ -37,7 +37,7 @@ _DOUBT = 90.0
 """Seconds for which a node is avoided whose actor fell silent. After a SIGSTOP of a whole node Ray
 took 64 s until it called it dead, after a SIGKILL 13 s; until then it puts new actors there."""
 
-_FRESH = 1.0
+FRESH = 1.0
 """Seconds for which a node need not be asked again whether it answers."""
 
 
@@ -77,6 +77,7 @@ class Placement:
         self._wanted: dict[int, str] = {}
         """The same of actors that move."""
         self._doubted: dict[str, float] = {}
+        self._known: dict[str, Node] = {}
         self._asked: dict[str, tuple[float, bool]] = {}
         """By node when it was asked, by `time.monotonic`, and whether it has answered."""
 
@@ -206,22 +207,30 @@ class Placement:
     def _doubt(self, node_id: str) -> None:
         self._doubted[node_id] = time.monotonic() + _DOUBT
 
-    def is_cut_off(self, first: int, node_id: str | None = None) -> bool:
+    def is_cut_off(self, first: int, node_id: str | None = None, may_be: float = FRESH) -> bool:
         """Whether a node does not answer: where an actor is, or is to be; then it is doubted.
 
-        Of an actor whose node is not known it is not known.
+        Of an actor whose node is not known it is not known. What Ray holds for dead it tells of.
+
+        Args:
+          first: environment of the actor.
+          node_id: where it is, if it is there.
+          may_be: so many seconds old may an answer be.
         """
         node_id = node_id or self._on.get(first)
-        # (What Ray holds for dead it tells of.)
-        return any(node.node_id == node_id and not self._answers(node) for node in _nodes())
+        if node_id is None:
+            return False
+        node = self._known.get(node_id) or {one.node_id: one for one in _nodes()}.get(node_id)
+        return node is not None and not self._answers(node, may_be)
 
-    def _answers(self, node: Node) -> bool:
-        """Whether it does, or did within the last second; it is doubted if not."""
+    def _answers(self, node: Node, may_be: float = FRESH) -> bool:
+        """Whether it does, or did just now; it is doubted if not."""
         node_id = node.node_id
+        self._known[node_id] = node
         if node_id == ray.get_runtime_context().get_node_id():
             return True
-        at, answered = self._asked.get(node_id, (0.0, False))
-        if time.monotonic() >= at + _FRESH:
+        at, answered = self._asked.get(node_id, (-FRESH, False))
+        if time.monotonic() >= at + (may_be if answered else FRESH):
             answered = pulse.answers(node.address)
             self._asked[node_id] = time.monotonic(), answered
             if not answered:

@@ -20,7 +20,7 @@ from envfleet.actor import EnvActor
 from envfleet.channels import Counted, Died, Gone, NodeLost, Room
 from envfleet.channels.importing import add_import_paths, import_paths
 from envfleet.channels.metrics import Metrics
-from envfleet.channels.placement import Placement, cluster_words
+from envfleet.channels.placement import FRESH, Placement, cluster_words
 from envfleet.channels.processes import Watch, end_orphans, last_lines, prepare
 from envfleet.version import __version__
 
@@ -161,7 +161,8 @@ class RayChannel:
         words = "; ".join(filter(None, [str(died), self._watch.words() if self._watch else ""]))
         lines = ""
         place = self.place
-        if place is not None and not isinstance(died, NodeLost) and not self.is_cut_off():
+        # (With its node it may have gone since that was asked last.)
+        if place is not None and not isinstance(died, NodeLost) and not self.is_cut_off(0.0):
             try:
                 lines = self._last_lines(place)
             except RayError:
@@ -177,11 +178,11 @@ class RayChannel:
         if not self.is_here:
             self._backend.placement.doubt(self._first)
 
-    def is_cut_off(self) -> bool:
+    def is_cut_off(self, may_be: float = FRESH) -> bool:
         if self.is_here or not self._backend.is_there():
             return False
-        place = self.place
-        return self._backend.placement.is_cut_off(self._first, place and place.node_id)
+        node_id = self.place and self.place.node_id
+        return self._backend.placement.is_cut_off(self._first, node_id, may_be)
 
     def kill(self) -> None:
         self._backend.placement.left(self._first)
