@@ -79,6 +79,7 @@ def configured(config, directory, **training):
         config.environment(observation_space=env.observation_space, action_space=env.action_space)
         .env_runners(num_env_runners=0)
         .learners(num_learners=0)
+        .debugging(seed=0)
         .training(train_batch_size_per_learner=128, **training)
         .offline_data(
             input_=[str(directory)],
@@ -123,6 +124,8 @@ def test_marwil_trains_on_a_dataset_of_random_actions(tmp_path, session_ray):
 def test_behaviour_cloning_learns_the_policy_of_the_dataset(tmp_path, session_ray):
     dataset, _ = play(tmp_path / "data", to_the_leaning_side)
     dataset.write_transitions(tmp_path / "transitions")
-    found = losses(configured(BCConfig(), tmp_path / "transitions", lr=3e-3), 40)
+    found = losses(configured(BCConfig(), tmp_path / "transitions", lr=3e-3), 80)
     assert np.isfinite(found).all()
-    assert found[-1] < found[0] / 3
+    # Of actions that do not belong to their observations nothing could be learnt: it would stay.
+    # A median, as each loss is that of one batch.
+    assert np.median(found[-10:]) < found[0] / 3
