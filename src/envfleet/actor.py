@@ -171,15 +171,27 @@ class EnvActor:
         if self._layout is None:
             specs = specs if self._in_process or specs is None else pickle.loads(specs)
             time_step_spec, action_spec = specs or built[:2]
-            self._layout = Layout(time_step_spec, "", timed=True)
             self._action_layout = Layout(action_spec, "actions")
-            self._block = np.zeros(self._layout.nbytes(len(self._slots)), np.uint8)
-            self._views = self._layout.views(self._block, len(self._slots))
-            self._seconds = self._layout.seconds(self._block, len(self._slots))
+            self._lay_out(Layout(time_step_spec, "", timed=True))
         if seed is not None:
             environment.seed(seed)
         self._slots[row].environment = environment
         return built
+
+    def place(self, block: np.ndarray[Any, Any]) -> None:
+        """From now on time steps are written into this memory, which has the size of a reply's."""
+        block[: len(self._block)] = self._block
+        self._block = block
+        if self._layout is not None:
+            self._lay_out(self._layout)
+
+    def _lay_out(self, layout: Layout) -> None:
+        """How time steps lie in the block, which is a new one where its size is another."""
+        if len(self._block) != layout.nbytes(len(self._slots)):
+            self._block = np.zeros(layout.nbytes(len(self._slots)), np.uint8)
+        self._layout, block = layout, self._block
+        self._views = layout.views(block, len(self._slots))
+        self._seconds = layout.seconds(block, len(self._slots))
 
     # -- stepping ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import numpy as np
 from envfleet import channels, errors
 from envfleet.channels import Died, Gone, Late, NodeLost
 from envfleet.errors import ActorDied, EnvFailure, EnvFleetError, EnvTimeout, FleetStartError
+from envfleet.layout import Layout
 
 _log = logging.getLogger("envfleet")
 
@@ -265,6 +266,13 @@ class Actors:
         except Died as died:
             self._lose(a, self._died(a, died, phase), phase, died)
         return sent
+
+    def reserve(self, actions: Layout, time_steps: Layout) -> None:
+        """All have built their environments: from now on it is known what a call carries."""
+        assert self._backend is not None
+        rows = {ids[0]: len(ids) for ids in self.env_ids}
+        sizes = {i: (actions.nbytes(n), time_steps.nbytes(n)) for i, n in rows.items()}
+        self._backend.reserve(sizes)
 
     def share(self, payload: bytes) -> Any:
         """What carries the same large payload to several actors; None where that gains nothing."""

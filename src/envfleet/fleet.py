@@ -49,7 +49,8 @@ class Fleet:
       actor_options: Ray's options, one mapping per environment; those of an actor's first
         environment hold where several share it.
       envs_per_actor: how many environments an actor hosts; the last one may have fewer.
-      placement: on which nodes, as `ParallelPyEnvironment` has it.
+      placement, transport: on which nodes, and by what to reach them, as `ParallelPyEnvironment`
+        has it.
       seeds: the environments' seeds, or None to leave them as their constructors made them.
       max_restarts: how often in a row an environment is restarted without a good step in between;
         0 raises what it fails with.
@@ -77,6 +78,7 @@ class Fleet:
         max_restarts: int,
         deadlines: Mapping[str, float | None],
         placement: Any = None,
+        transport: str = "rpc",
     ) -> None:
         self.num_envs = len(constructors)
         starts = range(0, self.num_envs, envs_per_actor)
@@ -85,7 +87,7 @@ class Fleet:
         self._in_process = backend == "local"
         self._time_steps = TimeSteps(self.env_ids, self._in_process)
         self._actors = Actors(
-            channels.connector(backend, ray_init, placement),
+            channels.connector(backend, ray_init, placement, transport),
             self.env_ids,
             [actor_options[ids[0]] for ids in self.env_ids],
             deadlines,
@@ -162,6 +164,7 @@ class Fleet:
             built = self._wait_built(self._starting)
             self._builder.agree(built)
             self._time_steps.layout = self._builder.time_step_layout
+            self._actors.reserve(self.action_layout, self.time_step_layout)
             missing = sorted({module for one in built.values() for module in one.unimported})
             if missing:
                 words = "; ".join(missing)

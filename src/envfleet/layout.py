@@ -21,7 +21,7 @@ from envfleet import specs
 from envfleet.errors import EnvFleetError, InvalidAction, SpecMismatch
 
 Array = np.ndarray[Any, Any]
-Buffer = bytes | bytearray | Array
+Buffer = bytes | bytearray | memoryview | Array
 
 _ALIGNMENT = 16
 

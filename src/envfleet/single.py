@@ -168,7 +168,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
     Args:
       env_constructor: a callable without arguments that returns the environment, or its name.
       flatten: accepted for TF-Agents' sake. Leaves travel without their structure either way.
-      actor_options, ray_init, backend, seed, on_failure, max_restarts, start_timeout,
+      actor_options, ray_init, backend, transport, seed, on_failure, max_restarts, start_timeout,
         reset_timeout, step_timeout, call_timeout, close_timeout: as for `ParallelPyEnvironment`.
 
     Raises:
@@ -183,6 +183,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         actor_options: Mapping[str, Any] | None = None,
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
+        transport: str = "rpc",
         seed: int | None = None,
         on_failure: str = "raise",
         max_restarts: int = 5,
@@ -198,6 +199,7 @@ class ActorPyEnvironment(EnvHandle, Closing):
         fleet = Fleet(
             [constructor],
             backend=backend,
+            transport=transport,
             ray_init=ray_init,
             actor_options=[actor_options or {}],
             envs_per_actor=1,

@@ -140,6 +140,18 @@ class Backend(Protocol):
         """
         ...
 
+    def reserve(self, sizes: Mapping[int, tuple[int, int]]) -> None:
+        """All actors have built their environments, and it is known what calls carry.
+
+        Args:
+          sizes: by their first environment, bytes of the block of actions and of that of time
+            steps.
+
+        Raises:
+          FleetStartError: there is no memory for it.
+        """
+        ...
+
     def settle(
         self, calls: Sequence[Call], timeout: float | None, at_least: int | None = None
     ) -> list[Any]:
@@ -182,14 +194,24 @@ PLACEMENTS = ("spread", "pack", "strict_spread")
 """What `placement` may be by a word of ours; "SPREAD" and "DEFAULT" are Ray's own."""
 
 
+TRANSPORTS = ("rpc", "shared_memory")
+"""What carries resets and steps to actors in other processes."""
+
+
 def connector(
-    backend: str, ray_init: Mapping[str, Any] | None, placement: Any = None
+    backend: str,
+    ray_init: Mapping[str, Any] | None,
+    placement: Any = None,
+    transport: str = "rpc",
 ) -> Callable[[], Backend]:
     """What connects to the backend of that name, which starts Ray where it has to.
 
     Raises:
-      ValueError: there is no backend, or placement, of that name.
+      ValueError: there is no backend, placement or transport of that name.
     """
+    if transport not in TRANSPORTS:
+        words = " or ".join(map(repr, TRANSPORTS))
+        raise ValueError(f"transport is {transport!r}, expected {words}")
     if isinstance(placement, str) and placement not in (*PLACEMENTS, "SPREAD", "DEFAULT"):
         words = ", ".join(map(repr, PLACEMENTS))
         raise ValueError(
@@ -198,7 +220,12 @@ def connector(
         )
 
     def ray_backend() -> Backend:
-        from envfleet.channels.remote import RayBackend  # imports Ray
+        # These import Ray.
+        if transport == "shared_memory":
+            from envfleet.channels.shared_memory import SharedMemoryBackend
+
+            return SharedMemoryBackend(ray_init, placement)
+        from envfleet.channels.remote import RayBackend
 
         return RayBackend(ray_init, placement)
 

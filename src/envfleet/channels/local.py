@@ -59,6 +59,9 @@ class LocalBackend:
         del options
         return LocalChannel(env_ids)
 
+    def reserve(self, sizes: Mapping[int, tuple[int, int]]) -> None:
+        pass
+
     def settle(
         self, calls: Sequence[Any], timeout: float | None, at_least: int | None = None
     ) -> list[Any]:

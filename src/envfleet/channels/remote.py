@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from envfleet.actor import EnvActor
 from envfleet.channels import Counted, Died, Gone, NodeLost, Room
 from envfleet.channels.importing import add_import_paths, import_paths
+from envfleet.channels.lane import ActorEnd
 from envfleet.channels.metrics import Metrics
 from envfleet.channels.placement import FRESH, Placement, cluster_words
 from envfleet.channels.processes import Watch, end_orphans, last_lines, prepare
@@ -33,7 +34,7 @@ _REFUSED = {
     "lifetime": "an environment does not outlive its batch",
 }
 
-_GONE = "the Ray that the actors were on was shut down"
+GONE = "the Ray that the actors were on was shut down"
 
 _DEFAULTS = {
     # Ray records every call for its dashboard: too many of them, and a tenth slower.
@@ -52,6 +53,8 @@ class Place(NamedTuple):
     """The file on that node into which its stderr goes."""
     version: str
     """Of envfleet."""
+    lane: str = ""
+    """Where the caller can connect to, if it is on the same machine."""
 
 
 class RayEnvActor:
@@ -61,12 +64,15 @@ class RayEnvActor:
     private ones too, which would cost time at every step and show in every traceback.
     """
 
-    def __init__(self, env_ids: Sequence[int], import_paths: Sequence[str] = ()) -> None:
+    def __init__(
+        self, env_ids: Sequence[int], import_paths: Sequence[str] = (), has_lane: bool = False
+    ) -> None:
         add_import_paths(import_paths)
         self._node_id = ray.get_runtime_context().get_node_id()
         node = f"{ray.util.get_node_ip_address()} {self._node_id[:8]}"
         self._actor = EnvActor(env_ids, node=node)
         prepare(ray.get_runtime_context().get_actor_id())
+        self._lane = ActorEnd() if has_lane else None
 
     def __repr__(self) -> str:
         """Ray puts this before every line that an environment prints."""
@@ -74,7 +80,8 @@ class RayEnvActor:
 
     def hello(self) -> Place:
         stderr = os.path.realpath("/proc/self/fd/2")  # Ray has no public way to ask for it
-        return Place(*self._actor.hello(), self._node_id, stderr, __version__)
+        lane = self._lane.name if self._lane else ""
+        return Place(*self._actor.hello(), self._node_id, stderr, __version__, lane)
 
     def build(self, *args: Any) -> Any:
         return self._actor.build(*args)
@@ -94,6 +101,11 @@ class RayEnvActor:
     def usage(self) -> float:
         return self._actor.usage()
 
+    def serve(self) -> None:
+        """Answers what comes by the lane, until the caller has other calls."""
+        assert self._lane is not None
+        self._lane.serve(self._actor)
+
     def __ray_shutdown__(self) -> None:
         """Ray's hook for an actor that nobody holds any more (not for a kill)."""
         self._actor.close()
@@ -109,11 +121,9 @@ _PATIENCE = 5.0
 class RayChannel:
     """A handle on one Ray actor, by its first environment."""
 
-    transport = "rpc"
-
     def __init__(self, backend: RayBackend, first: int, handle: Any) -> None:
         self._backend = backend
-        self._first = first
+        self.first = first
         self._handle = handle
         self._methods: dict[str, Any] = {}
         self.place: Place | None = None
@@ -122,7 +132,7 @@ class RayChannel:
     def post(self, limit: float | None, method: str, *args: Any) -> Any:
         del limit
         if not ray.is_initialized():  # or Ray would start itself, with arguments of its own
-            raise Gone(_GONE)
+            raise Gone(GONE)
         try:
             bound = self._methods.get(method)
             if bound is None:
@@ -132,11 +142,11 @@ class RayChannel:
             raise
         except Exception as problem:
             # A plain Exception: the handle is of a Ray that has been shut down since.
-            raise (Died(str(problem)) if self._backend.is_there() else Gone(_GONE)) from None
+            raise (Died(str(problem)) if self._backend.is_there() else Gone(GONE)) from None
 
     def watch(self, place: Any) -> str | None:
         self.place = place
-        self._backend.placement.met(self._first, place.node_id)
+        self._backend.placement.met(self.first, place.node_id)
         if place.node_id == ray.get_runtime_context().get_node_id():
             self._watch = Watch(place.pid)
         if place.version != __version__:
@@ -145,6 +155,10 @@ class RayChannel:
                 "caller: install the same one everywhere"
             )
         return None
+
+    @property
+    def transport(self) -> str:
+        return "rpc"
 
     @property
     def is_here(self) -> bool:
@@ -176,16 +190,16 @@ class RayChannel:
 
     def doubt(self) -> None:
         if not self.is_here:
-            self._backend.placement.doubt(self._first)
+            self._backend.placement.doubt(self.first)
 
     def is_cut_off(self, may_be: float = FRESH) -> bool:
         if self.is_here or not self._backend.is_there():
             return False
         node_id = self.place and self.place.node_id
-        return self._backend.placement.is_cut_off(self._first, node_id, may_be)
+        return self._backend.placement.is_cut_off(self.first, node_id, may_be)
 
     def kill(self) -> None:
-        self._backend.placement.left(self._first)
+        self._backend.placement.left(self.first)
         if not self._backend.is_there():
             return
         with contextlib.suppress(Exception):  # not known any more: gone, which is what was wanted
@@ -211,6 +225,9 @@ class RayBackend:
       placement: see `Placement`.
     """
 
+    has_lane = False
+    """Whether its actors have another way in than Ray's calls."""
+
     def __init__(self, ray_init: Mapping[str, Any] | None, placement: Any = None) -> None:
         self._lease = _Lease.take(ray_init)
         self._address = _address()
@@ -234,17 +251,24 @@ class RayBackend:
 
     def open(self, env_ids: Sequence[int], options: Mapping[str, Any]) -> RayChannel:
         if not self.is_there():
-            raise Gone(f"{_GONE}: make a new batch")
+            raise Gone(f"{GONE}: make a new batch")
         there = self.placement.options(env_ids[0], options)
         chosen = {**_DEFAULTS, **options, **there, "max_restarts": 0, "max_task_retries": 0}
-        handle = _REMOTE.options(**chosen).remote(list(env_ids), import_paths())
-        return RayChannel(self, env_ids[0], handle)
+        handle = _REMOTE.options(**chosen).remote(list(env_ids), import_paths(), self.has_lane)
+        return self.channel(env_ids[0], handle)
+
+    def channel(self, first: int, handle: Any) -> RayChannel:
+        """The way to a new actor, by its first environment."""
+        return RayChannel(self, first, handle)
+
+    def reserve(self, sizes: Mapping[int, tuple[int, int]]) -> None:
+        pass
 
     def settle(
         self, calls: Sequence[Any], timeout: float | None, at_least: int | None = None
     ) -> list[Any]:
         if not self.is_there():
-            return [Gone(_GONE)] * len(calls)
+            return [Gone(GONE)] * len(calls)
         started = time.monotonic()
         if at_least is None:
             try:
@@ -331,10 +355,11 @@ def _outcome(ref: Any) -> Any:
         # ActorDiedError or, for a lost node, ActorUnavailableError; OutOfMemoryError,
         # RuntimeEnvSetupError and the like say the same to us: there is no actor any more. The
         # actor itself lets nothing out.
-        return _death(error)
+        return death(error)
 
 
-def _death(error: RayError) -> Died:
+def death(error: RayError) -> Died:
+    """How an actor ended, by what Ray raises for its calls."""
     text = str(error)
     if isinstance(error, OutOfMemoryError):
         return Died("out of memory: " + text.partition("\nObject store memory usage")[0].strip())
