@@ -61,6 +61,9 @@ class EnvFleet(Contender):
     kind = ENVFLEET
     backend = "ray"
     envs_per_actor: Any = 1
+    num_actors: int | None = None
+    """In place of `envs_per_actor`."""
+    transport = "rpc"
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
@@ -71,7 +74,10 @@ class EnvFleet(Contender):
         self.env = envfleet.ParallelPyEnvironment(
             workload.constructors,
             backend=self.backend,
-            envs_per_actor=self.envs_per_actor,
+            transport=self.transport,
+            envs_per_actor=(
+                -(-workload.num_envs // self.num_actors) if self.num_actors else self.envs_per_actor
+            ),
             start_timeout=None,
         )
 
@@ -82,6 +88,21 @@ class EnvFleet(Contender):
 class EnvFleet4(EnvFleet):
     title = "envfleet, envs_per_actor=4"
     envs_per_actor = 4
+
+
+class EnvFleetIn2(EnvFleet):
+    title = "envfleet, 2 actors"
+    num_actors = 2
+
+
+class EnvFleetShared(EnvFleet):
+    title = "envfleet, shared memory, one per actor"
+    transport = "shared_memory"
+
+
+class EnvFleetSharedIn2(EnvFleetShared):
+    title = "envfleet, shared memory, 2 actors"
+    num_actors = 2
 
 
 class EnvFleetAuto(EnvFleet):
@@ -329,6 +350,9 @@ class BareRayEnvs(BareRay):
 CONTENDERS: dict[str, type[Contender]] = {
     "envfleet": EnvFleet,
     "envfleet-4": EnvFleet4,
+    "envfleet-2": EnvFleetIn2,
+    "envfleet-shared": EnvFleetShared,
+    "envfleet-shared-2": EnvFleetSharedIn2,
     "envfleet-auto": EnvFleetAuto,
     "envfleet-local": EnvFleetLocal,
     "envfleet-first-ready": EnvFleetFirstReady,

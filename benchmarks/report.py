@@ -113,6 +113,7 @@ def targets(results: Results) -> list[Target]:
             2.5,
         )
     )
+    found += shared_memory_targets(results)
     for contender in ("envfleet", "envfleet-4"):
         # What a step costs is the inverse of the rate.
         ratio = results.ratio(("cartpole-8", contender), (many, contender))
@@ -125,6 +126,25 @@ def targets(results: Results) -> list[Target]:
         ratio = results.ratio(("start-8", "envfleet"), ("start-8", contender))
         words = f"CartPole x 8, one per actor, seconds of a start against {words}"
         found.append(Target(words, ratio, 1.2, is_most=True))
+    return found
+
+
+def shared_memory_targets(results: Results) -> list[Target]:
+    one, two = "envfleet-shared", "envfleet-shared-2"
+    found = []
+    for workload, words, ours, theirs, bound in (
+        ("cartpole-8", "CartPole x 8", one, "envfleet", 8.0),
+        ("cartpole-8", "CartPole x 8", one, "gymnasium-async", 1.0),
+        ("cartpole-8", "CartPole x 8", one, "sb3-subproc", 1.0),
+        ("cartpole-64", "CartPole x 64", two, "envfleet-2", 2.0),
+        ("cartpole-64", "CartPole x 64", two, "gymnasium-async", 6.0),
+        ("images-210-8", "images 210x160x3 x 8", one, "gymnasium-async", 1.0),
+    ):
+        words = f"{words}, {CONTENDERS[ours].title}, against {CONTENDERS[theirs].title}"
+        found.append(Target(words, results.ratio((workload, ours), (workload, theirs)), bound))
+    limit = results.of_limit("busy-16", one)
+    words = f"busy 1 ms x 16, {CONTENDERS[one].title}, against the limit"
+    found.insert(-1, Target(words, limit, 0.85))
     return found
 
 

@@ -126,6 +126,7 @@ def all_alike(constructor: Constructor) -> Callable[[int], Constructor]:
 
 EVERYWHERE = (
     "envfleet",
+    "envfleet-shared",
     "envfleet-auto",
     "envfleet-local",
     "gymnasium-async",
@@ -138,10 +139,11 @@ EVERYWHERE = (
 )
 # 32 Ray actors take half a minute to start, and tianshou's wait for all as those of others do.
 WAITING = (
-    *(name for name in EVERYWHERE if name != "tianshou-ray"),
+    *(name for name in EVERYWHERE if name not in ("envfleet-shared", "tianshou-ray")),
     *("envfleet-first-ready", "tianshou-first-ready"),
 )
-SHARED = (*EVERYWHERE, "envfleet-4")
+CHEAP = (*EVERYWHERE, "envfleet-4")
+IN_TWO = "envfleet-2", "envfleet-shared-2"
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,9 @@ _small_images = all_alike(functools.partial(Images, (84, 84, 4)))
 _large_images = all_alike(functools.partial(Images, (210, 160, 3)))
 
 WORKLOADS = {
-    "noop-8": Workload("no-op", all_alike(Noop), 8, (*SHARED, "bare-ray", "lean-ray")),
-    "cartpole-8": Workload("CartPole", _cartpole, 8, SHARED),
-    "cartpole-64": Workload("CartPole", _cartpole, 64, SHARED),
+    "noop-8": Workload("no-op", all_alike(Noop), 8, (*CHEAP, "bare-ray", "lean-ray")),
+    "cartpole-8": Workload("CartPole", _cartpole, 8, CHEAP),
+    "cartpole-64": Workload("CartPole", _cartpole, 64, (*CHEAP, *IN_TWO)),
     "mujoco-16": Workload("MuJoCo HalfCheetah", _cheetah, 16),
     "busy-16": Workload("busy 1 ms", _busy, 16),
     "sleep-32": Workload("sleeping 10 ms", _sleeping, 32, WAITING),

@@ -4,6 +4,7 @@
     python tests/chaos.py --minutes 1 --faults 0                       # without faults
     python tests/chaos.py --minutes 5 --mode first-ready --max-restarts 0    # failures are raised
     python tests/chaos.py --minutes 5 --nodes 3                        # on several nodes of Ray's
+    python tests/chaos.py --minutes 5 --transport shared_memory
 
 The batch is stepped in lockstep, first-ready, or by turns. Every row of every time step is held
 against a model of the environments that knows nothing of envfleet: it must be the answer to what
@@ -1543,6 +1544,7 @@ def run(
     max_staleness: int | None = None,
     seed: int | None = None,
     backend: str = "ray",
+    transport: str = "rpc",
     scale: float = 1.0,
     nodes: int = 0,
     log: Callable[[str], object] = print,
@@ -1552,7 +1554,8 @@ def run(
     Args:
       minutes: how long; what is held is measured after the first tenth and at the end.
       mode: one of `MODES`; ``"mixed"`` takes turns of some seconds.
-      envs, envs_per_actor, backend: of the batch. On ``"local"`` environments only raise.
+      envs, envs_per_actor, backend, transport: of the batch. On ``"local"`` environments only
+        raise.
       max_restarts: of the batch; a budget that is spent is an error only where it is
         `MAX_RESTARTS`. With 0 failures are raised.
       max_staleness: of the batch; drawn by the seed where it is None.
@@ -1572,6 +1575,8 @@ def run(
     words = f"{mode}, {max_restarts} restarts in a row, max_staleness {max_staleness}"
     if nodes:
         words += f", on {nodes} nodes"
+    if transport != "rpc":
+        words += f", by {transport}"
     in_processes, ray_was_there = backend == "ray", ray.is_initialized()
     num_actors = -(-envs // envs_per_actor) if in_processes else 0
     restarts, footprints, problems = 0, [], []
@@ -1594,6 +1599,7 @@ def run(
                 max_restarts=max_restarts,
                 max_staleness=max_staleness,
                 backend=backend,
+                transport=transport,
                 seed=seed,
                 ray_init=RAY_INIT,
                 **LIMITS,
@@ -1631,6 +1637,9 @@ def main() -> int:
     parser.add_argument("--max-staleness", type=int, help="(drawn by the seed, mostly none)")
     parser.add_argument("--seed", type=int, help="of faults and actions (drawn)")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="(ray)")
+    parser.add_argument(
+        "--transport", choices=("rpc", "shared_memory"), default="rpc", help="(rpc)"
+    )
     parser.add_argument(
         "--nodes", type=int, default=0, help="of a cluster that is started; 0: a local Ray (0)"
     )

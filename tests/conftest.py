@@ -14,6 +14,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,19 @@ import ray
 
 import envfleet
 
-BACKENDS = ["local", "ray"]
+TRANSPORTS = ["rpc", "shared_memory"]
+BACKENDS = ["local", *TRANSPORTS]
+
+BY_EITHER = {
+    *("test_deaths", "test_faults", "test_first_ready", "test_parallel", "test_restarts"),
+    *("test_leaving", "test_nested", "test_single"),
+}
+"""Tests of what a batch on Ray does: run by either transport."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "on_ray" in metafunc.fixturenames and metafunc.module.__name__ in BY_EITHER:
+        metafunc.parametrize("on_ray", TRANSPORTS, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +54,25 @@ def session_ray() -> Iterator[None]:
 
 
 @pytest.fixture
-def on_ray(session_ray: None) -> Iterator[None]:
+def on_ray(session_ray: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """For tests of the Ray backend: fails where an actor of ours outlives the test."""
-    yield
+    yield from by(getattr(request, "param", "rpc"))
     deadline = time.monotonic() + 20
     while left := live_actors():
         if time.monotonic() > deadline:
             pytest.fail(f"actors left running: {left}")
         time.sleep(0.05)
+
+
+def by(transport: str) -> Iterator[None]:
+    """Meanwhile that is the transport of whatever is made without naming one."""
+    made = envfleet.ParallelPyEnvironment, envfleet.ActorPyEnvironment
+    defaults = [inspect.unwrap(cls.__init__).__kwdefaults__ for cls in made]
+    for one in defaults:
+        one["transport"] = transport
+    yield
+    for one in defaults:
+        one["transport"] = "rpc"
 
 
 def live_actors() -> list[str]:
@@ -61,10 +85,13 @@ def live_actors() -> list[str]:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "ray":
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "local":
+        yield "local"
+    else:
         request.getfixturevalue("on_ray")
-    return request.param
+        for _ in by(request.param):
+            yield "ray"
 
 
 @pytest.fixture

@@ -575,7 +575,8 @@ class Located(ProbeEnv):
         return os.getpid()
 
 
-def test_batch_says_where_its_environments_are(make_batch, backend, capsys):
+def test_batch_says_where_its_environments_are(make_batch, request, capsys):
+    by = request.node.callspec.params["backend"]
     with make_batch([Located] * 3, envs_per_actor=2) as batch:
         batch.describe()
         first, last = batch.actors
@@ -584,7 +585,7 @@ def test_batch_says_where_its_environments_are(make_batch, backend, capsys):
     assert header.split() == ["node", "envs", "actor", "pid", "transport"]
     assert [first.env_ids, last.env_ids] == [range(2), range(2, 3)]
     assert [first.pid, first.pid, last.pid] == pids
-    assert first.transport == ("rpc" if backend == "ray" else "in process")
+    assert first.transport == ("in process" if by == "local" else by)
     for one, envs, line in zip((first, last), ("0..1", "2"), lines, strict=True):
         assert line.startswith(one.node)
         assert {envs, str(one.pid), one.actor_id[:12] or "-"} <= {*line.split()}

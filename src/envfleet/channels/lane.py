@@ -137,13 +137,15 @@ class ActorEnd:
                 pass
 
     def _accept(self, actor: EnvActor) -> socket.socket:
+        """The connection to the caller, who says at once where the blocks are."""
         with contextlib.closing(self._listener):
             while True:
                 connection = self._listener.accept()[0]
                 if _peer(connection)[1] == os.getuid():
-                    break
+                    message, fds, *_ = socket.recv_fds(connection, _MESSAGE, 1)
+                    if fds:
+                        break
                 connection.close()
-        message, fds, *_ = socket.recv_fds(connection, _MESSAGE, 1)
         nbytes, (at, actions, behind, time_steps) = pickle.loads(message)
         view = memoryview(mmap.mmap(fds[0], nbytes))
         os.close(fds[0])
