@@ -145,6 +145,12 @@ def never() -> None:
     raise AssertionError("a fault of the phase 'never'")
 
 
+def shortly(fault: Callable[[], Any]) -> None:
+    """After the caller has met the process: only then can the kernel tell how it ended."""
+    time.sleep(0.5)
+    fault()
+
+
 class Constructor:
     """Of a `FaultyEnv`; where the phase is `pickling`, it goes wrong on its way already."""
 

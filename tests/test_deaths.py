@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -40,7 +41,8 @@ def kernel_tells() -> bool:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_death_is_told_with_all_that_can_be_known(phase, fault, end, last_line, on_ray):
-    constructors = [ProbeEnv, faults.Constructor(fault, phase, env_id=1)]
+    late = functools.partial(faults.shortly, fault)
+    constructors = [ProbeEnv, faults.Constructor(late, phase, env_id=1)]
     with (  # noqa: PT012 - the phase says in which line
         pytest.raises(ActorDied) as caught,
         ParallelPyEnvironment(constructors) as batch,

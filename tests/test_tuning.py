@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from typing import Any
 
 import dm_env
@@ -172,6 +173,19 @@ def test_batch_dominated_by_the_remote_call_says_so_once(on_ray, caplog):
     assert "a batched step of 4 environments in 4 actors takes" in told
     assert "envs_per_actor=" in told
     assert 'backend="local"' in told
+    assert 'transport="shared_memory"' in told
+
+
+def test_auto_measures_the_transport_that_there_is(on_ray, caplog):
+    caplog.set_level(logging.INFO, "envfleet")
+    calls = []
+    for transport in ("rpc", "shared_memory"):
+        with ParallelPyEnvironment(Cheap, num_envs=4, envs_per_actor="auto", transport=transport):
+            pass
+        (told,) = re.findall(r"a call (\S+) ms \(CPU: (\S+) here, (\S+) in", caplog.text)
+        calls.append([float(number) for number in told])
+        caplog.clear()
+    assert np.all(np.array(calls[1]) < np.array(calls[0]) / 2)
 
 
 def test_batch_of_slow_environments_says_nothing(on_ray, caplog):

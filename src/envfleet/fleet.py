@@ -270,6 +270,10 @@ class Fleet:
         """Seconds of CPU time that the process of the first actor has used."""
         return float(self._ask("call", "usage") or 0.0)
 
+    def reach(self) -> None:
+        """Calls the first actor as a step does, and has nothing done there."""
+        self._ask("reset", "reset", [])
+
     def drill(self, moves: Sequence[Columns], repeats: int) -> Drilled | None:
         """Has the first actor step its environments, without a call for each step.
 

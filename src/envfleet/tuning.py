@@ -1,6 +1,6 @@
 """How many environments should share an actor: measured, and by a model of what a step costs.
 
-A remote call costs the caller and the actor CPU time, whatever the environment does. So cheap
+A call costs the caller and the actor CPU time, whatever the environment does. So cheap
 environments gain by sharing a call, until they keep fewer cores busy than there are; and
 environments that wait (for a simulator, a network) gain by an actor each.
 """
@@ -20,8 +20,8 @@ from envfleet.fleet import Fleet
 
 _log = logging.getLogger("envfleet")
 
-_CALLS = 50
-"""So many remote calls are timed."""
+_CALLS, _CALLING = 50, 0.05
+"""So many calls are timed at the least, and for so many seconds."""
 
 _SECONDS = 0.5
 """So long the environment is stepped, or for one step if that takes longer."""
@@ -82,14 +82,16 @@ def measure(fleet: Fleet) -> Cost:
     every = [fleet.action_layout.sample(random, 1) for _ in range(_MOVES)]
     moves = every[:1]
     fleet.stepper.reset([0])()
-    usage, call = [fleet.usage()], float("inf")
-    caller_cpu = time.process_time()
-    for _ in range(_CALLS):
+    usage, call, num_calls = fleet.usage(), float("inf"), 0
+    fleet.reach()
+    started, caller_cpu = time.perf_counter(), time.process_time()
+    while num_calls < _CALLS or time.perf_counter() - started < _CALLING:
         began = time.perf_counter()
-        usage.append(fleet.usage())
+        fleet.reach()
         call = min(call, time.perf_counter() - began)  # others use the machine, too
-    caller_cpu = (time.process_time() - caller_cpu) / _CALLS
-    actor_cpu = (usage[-1] - usage[0]) / _CALLS
+        num_calls += 1
+    caller_cpu = (time.process_time() - caller_cpu) / num_calls
+    actor_cpu = (fleet.usage() - usage) / num_calls
     # In a row, as the environments of an actor are stepped: alone between two calls a step of a few
     # microseconds takes several times as long, for the caches have been used by others.
     num_steps, seconds, cpu, repeats, num_failed = 0, 0.0, 0.0, 1, 0
@@ -139,7 +141,7 @@ def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
     num_actors = -(-num_envs // per_actor)
     predicted = batch_seconds(num_envs, per_actor, cost, room.cpus)
     _log.info(
-        'envs_per_actor="auto": a step takes %.3f ms (%.3f of CPU), a remote call %.3f ms (CPU: '
+        'envs_per_actor="auto": a step takes %.3f ms (%.3f of CPU), a call %.3f ms (CPU: '
         "%.3f here, %.3f in the actor), %g CPUs: %d environments go into %d actors of up to %d, "
         "about %.2f ms a batched step%s",
         *(1e3 * seconds for seconds in cost),
@@ -154,7 +156,7 @@ def choose(num_envs: int, probe: Callable[[], Fleet]) -> int:
 
 
 def advise(fleet: Fleet) -> None:
-    """Says in the log if a batch's time goes into remote calls, and what to set."""
+    """Says in the log if a batch's time goes into calls, and what to set."""
     timings, num_envs = fleet.stepper.timings, fleet.num_envs
     batch, overhead = timings.batch_seconds, timings.overhead
     if not overhead > 0.5 * batch:
@@ -168,12 +170,16 @@ def advise(fleet: Fleet) -> None:
     words = _local_words(num_envs, step, min(batch, predicted), room)
     if batch > _WORTHWHILE * predicted and per_actor != len(fleet.env_ids[0]):
         words = f"; envs_per_actor={per_actor} would make it about {1e3 * predicted:.2f} ms{words}"
+    by_rpc = {one.transport for one in fleet.actors()} == {"rpc"}
+    if by_rpc and room.is_callers:
+        words += '; with transport="shared_memory" a call takes about a tenth'
     _log.info(
-        "a batched step of %d environments in %d actors takes %.2f ms, of which the remote "
-        "calls are %.2f ms (%.2f each) and an environment's own step is %.3f ms%s",
+        "a batched step of %d environments in %d actors takes %.2f ms, of which the %scalls are "
+        "%.2f ms (%.2f each) and an environment's own step is %.3f ms%s",
         num_envs,
         fleet.num_actors,
         1e3 * batch,
+        "remote " if by_rpc else "",
         1e3 * overhead,
         1e3 * call,
         1e3 * step,

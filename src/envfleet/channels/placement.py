@@ -33,6 +33,12 @@ _CHOSEN = frozenset(
 )
 """Options by which the user has chosen where an actor goes."""
 
+_REPORTED = 15.0
+"""Seconds after the start of a cluster in which its autoscaler has reported, if it has one."""
+
+_NODE_GROUP = "ray.io/node-group"
+"""Ray's label for the type that a node was started as."""
+
 _DOUBT = 90.0
 """Seconds for which a node is avoided whose actor fell silent. After a SIGSTOP of a whole node Ray
 took 64 s until it called it dead, after a SIGKILL 13 s; until then it puts new actors there."""
@@ -310,16 +316,32 @@ def _callers_group() -> PlacementGroup | None:
     return get_current_placement_group()
 
 
-def _autoscaler() -> dict[str, float] | bool:
-    """What the cluster may grow to; True where that is not known, False where it does not grow."""
+def _autoscaler(patience: float) -> dict[str, float] | bool:
+    """What the cluster may grow to; True where that is not known, False where it does not grow.
+
+    Args:
+      patience: seconds to wait for Ray's first autoscaler, which on a new cluster has not reported
+        yet. A Ray that this process has started grows by nobody.
+    """
     most = state.get_max_resources_from_cluster_config()
     if most is not None:
         return dict(most)
-    report = _internal_kv_get(b"__autoscaling_status")
-    if not report:
-        return False
+    if any(_NODE_GROUP in node.get("Labels", {}) for node in ray.nodes() if node["Alive"]):
+        return True  # `ray up` or KubeRay has started them as nodes of some type
+    own = ray._private.worker._global_node
+    if _internal_kv_get(b"__autoscaler_v2_enabled", namespace=b"__autoscaler") == b"1" or (
+        own is not None and own.is_head()
+    ):
+        patience = 0.0
+    until = time.monotonic() + patience
+    while True:
+        report = json.loads(_internal_kv_get(b"__autoscaling_status") or "{}")
+        if "autoscaler_report" in report or time.monotonic() >= until:
+            break
+        time.sleep(0.1)
     # Where nobody starts nodes, a node is its own type: "node_" and its id.
-    types = (json.loads(report).get("autoscaler_report") or {}).get("active_nodes") or {}
+    found = report.get("autoscaler_report") or {}
+    types = {*(found.get("active_nodes") or {}), *(found.get("node_type_mapping") or {}).values()}
     return any(not kind.startswith("node_") for kind in types)
 
 
@@ -412,7 +434,7 @@ def _say(
     timeout: float | None,
 ) -> None:
     """Says who will wait and what for, or that it would be in vain."""
-    limit = _autoscaler()
+    limit = _autoscaler(_REPORTED if never else 0.0)
     have = cluster_words(actors) + (", each on a node of its own" if one_each else "")
     if isinstance(limit, dict):
         total: collections.Counter[str] = collections.Counter()
