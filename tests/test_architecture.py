@@ -38,10 +38,11 @@ ROWS = [
     ["mending"],
     ["building", "flights", "restarts", "time_steps", "timings"],
     ["actors"],
+    ["channels.shared_memory"],
     ["channels.local", "channels.remote"],
     ["channels.metrics"],
     ["channels"],
-    ["channels.importing", "channels.placement", "channels.processes"],
+    ["channels.importing", "channels.lane", "channels.placement", "channels.processes"],
     ["channels.pulse"],
     ["actor"],
     ["environments"],
@@ -55,13 +56,13 @@ ROWS = [
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
 # `channels` and `environments` pick one of their own when they are called, not when imported.
-LATE = {("channels", "channels.local"), ("channels", "channels.remote")}
+LATE = {("channels", f"channels.{name}") for name in ("local", "remote", "shared_memory")}
 LATE |= {
     ("environments", f"environments.{name}") for name in ("gymnasium", "tf_agents", "dm_control")
 }
 
 ONLY = {
-    "ray": {"channels.remote", "channels.placement", "channels.metrics"},
+    "ray": {f"channels.{name}" for name in ("remote", "shared_memory", "placement", "metrics")},
     "tree": {"layout"},
     "gin": {"gin_state"},
 }

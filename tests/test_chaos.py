@@ -38,8 +38,9 @@ def run_chaos(*options: str) -> tuple[int, str]:
     return int(failures), done.stdout
 
 
-def test_no_transition_is_lost_doubled_or_mixed_under_chaos():
-    failures, said = run_chaos("--minutes", "0.9")
+@pytest.mark.parametrize("transport", ["rpc", "shared_memory"])
+def test_no_transition_is_lost_doubled_or_mixed_under_chaos(transport):
+    failures, said = run_chaos("--minutes", "0.9", "--transport", transport)
     assert failures > 20, said
 
 

@@ -83,6 +83,26 @@ def test_environments_spread_evenly_over_the_nodes(nodes, options, capsys):
     assert len({line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}) == 3
 
 
+def test_actors_elsewhere_are_stepped_by_remote_calls_in_the_same_batch(nodes, caplog):
+    with caplog.at_level(logging.INFO, "envfleet"):
+        batch = ParallelPyEnvironment([Long] * 6, transport="shared_memory", step_timeout=20.0)
+    with batch:
+        told = [words for words in caplog.messages if "shared memory" in words]
+        assert told == ["2 of 6 actors are stepped by shared memory, 4 by remote calls"]
+        here = short(nodes.head)
+        for one in batch.actors:
+            is_here = one.node.split()[1] == here
+            assert one.transport == ("shared_memory" if is_here else "rpc")
+        batch.reset()
+        for n in range(3):
+            assert step(batch).observation["step"].tolist() == [n + 1] * 6
+        batch.send(np.zeros(6, np.int64))
+        received = []
+        while len(received) < 6:
+            received += batch.recv(min_envs=1)[1].tolist()
+        assert sorted(received) == [*range(6)]
+
+
 def test_packed_environments_share_the_callers_node_while_it_has_cores(nodes):
     with ParallelPyEnvironment([ProbeEnv] * 2, placement="pack") as batch:
         assert [*by_node(batch)] == [short(nodes.head)]
