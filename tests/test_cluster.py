@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
 import functools
+import itertools
 import logging
 import os
 import re
@@ -17,6 +20,7 @@ import numpy as np
 import pytest
 import ray
 from nodes import Nodes, connected, until
+from ray.core.generated.autoscaler_pb2 import ClusterConfig
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -80,7 +84,23 @@ def test_environments_spread_evenly_over_the_nodes(nodes, options, capsys):
     with ParallelPyEnvironment([ProbeEnv] * 6, actor_options=options) as batch:
         assert counts(batch) == [2, 2, 2]
         batch.describe()
-    assert len({line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}) == 3
+        # Each process is on the node that stands in its line.
+        homes = {pid: node for node in (nodes.head, *nodes.workers) for pid in nodes.pids(node)}
+        ids = {one for one, actor in ray._private.state.actors().items() if is_alive(actor)}
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["node", "envs", "actor", "pid", "transport"]
+    table = [line.split() for line in lines]
+    assert sorted(envs for _, _, envs, _, _, _ in table) == ["0", "1", "2", "3", "4", "5"]
+    assert len([*itertools.groupby(table, lambda row: row[1])]) == 3  # node by node
+    for address, node, _, actor, pid, transport in table:
+        home = homes[int(pid)]
+        assert (address, node) == (home.node_ip_address, short(home))
+        assert transport == "rpc"
+        assert [one.startswith(actor) for one in ids].count(True) == 1
+
+
+def is_alive(actor):
+    return actor["ActorClassName"] == "RayEnvActor" and actor["State"] == "ALIVE"
 
 
 def test_actors_elsewhere_are_stepped_by_remote_calls_in_the_same_batch(nodes, caplog):
@@ -126,6 +146,9 @@ def test_placement_may_be_a_group_or_a_strategy_of_rays(nodes):
             assert counts(batch) == [2]
         with ParallelPyEnvironment([ProbeEnv] * 2, placement=there) as batch:
             assert [*by_node(batch)] == [worker[:8]]
+            assert batch.rebalance() == []  # the user has said where they belong
+        with ParallelPyEnvironment([ProbeEnv] * 2, placement="DEFAULT") as batch:
+            assert counts(batch) in ([2], [1, 1])  # wherever Ray likes
         with pytest.raises(FleetStartError, match=r"4 actors of 1 CPU .* the bundles \[\{'CPU'"):
             ParallelPyEnvironment([ProbeEnv] * 4, placement=group, actor_options={"num_cpus": 1})
     finally:
@@ -139,6 +162,62 @@ def test_environments_may_have_resources_and_labels_of_their_own(nodes):
         homes = [one.node.split()[1] for one in batch.actors]
     assert homes[:2] == [short(labelled)] * 2
     assert homes[2] != short(labelled)
+
+
+class Holder:
+    def hold(self):
+        pass
+
+
+def test_start_waits_for_room_says_so_and_how_far_it_is(nodes, caplog):
+    """The caller gives back what was missing as soon as a line says that it is missing."""
+    there = NodeAffinitySchedulingStrategy(nodes.workers[0].node_id, soft=False)
+    holder = ray.remote(Holder).options(num_cpus=2, scheduling_strategy=there).remote()
+    ray.get(holder.hold.remote())
+    until(lambda: ray.available_resources().get("CPU") == 4.0)
+
+    def give_back():
+        until(lambda: "4 of 6 actors started after 5 s; waiting for" in caplog.text)
+        ray.kill(holder)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool, caplog.at_level("INFO", "envfleet"):
+        given_back = pool.submit(give_back)
+        with ParallelPyEnvironment([ProbeEnv] * 6, actor_options={"num_cpus": 1}) as batch:
+            assert counts(batch) == [2, 2, 2]
+        given_back.result()
+    before, *_ = caplog.messages
+    assert "asked for 6 x 1 CPU; the cluster (3 nodes) has 6 CPU of which 4 free" in before
+    assert "2 of 6 actors will wait for what others hold, up to 120 s (start_timeout)" in before
+
+
+def test_more_than_an_autoscaler_may_bring_is_an_error_at_once(nodes):
+    """Its limits as Ray keeps them. None of Ray's own autoscalers tells them, in 2.60."""
+    limits = ClusterConfig()
+    limits.node_group_configs.add(name="environments", max_count=5, resources={"CPU": 2})
+    with telling(limits):
+        words = r"asked for 12 x 1 CPU; .* its autoscaler ends at 10 CPU: it can never be enough"
+        with pytest.raises(FleetStartError, match=words):
+            ParallelPyEnvironment(
+                [ProbeEnv] * 12, actor_options={"num_cpus": 1}, start_timeout=None
+            )
+        with pytest.raises(FleetStartError, match=r"ends at 0 unicorn: it can never be enough"):
+            ParallelPyEnvironment(
+                [ProbeEnv], actor_options={"resources": {"unicorn": 1}}, start_timeout=None
+            )
+        # So many it could bring, though it does not.
+        with pytest.raises(FleetStartError, match=r"^[0-6] of 10 actors started in 2\.0 s"):
+            ParallelPyEnvironment([ProbeEnv] * 10, actor_options={"num_cpus": 1}, start_timeout=2.0)
+
+
+@contextlib.contextmanager
+def telling(limits):
+    """Meanwhile Ray knows these limits of the cluster's autoscaler."""
+    ray_knows = ray._private.worker.global_worker.gcs_client
+    ray_knows.report_cluster_config(limits.SerializeToString())
+    try:
+        yield
+    finally:
+        ray_knows.report_cluster_config(ClusterConfig().SerializeToString())
 
 
 def in_a_trial(bundles, *, num_envs, **arguments):
@@ -180,6 +259,38 @@ def test_versions_that_differ_are_named(nodes, tmp_path):
     options = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}
     with pytest.raises(FleetStartError, match=r"env 0: envfleet is 0\.0\.7 on node .* and 0\.1"):
         ParallelPyEnvironment([ProbeEnv], actor_options=options)
+
+
+PRETENDING = """
+import collections, sys
+import envfleet, ray
+from envfleet.testing import ProbeEnv
+
+Version = collections.namedtuple("Version", "major minor micro releaselevel serial")
+{pretends}
+envfleet.ParallelPyEnvironment([ProbeEnv])
+"""
+
+
+@pytest.mark.parametrize(
+    ("pretends", "words"),
+    [
+        ("ray.__version__ = '2.59.1'", ["Ray: 2.59.1", f"Ray: {ray.__version__}"]),
+        ("sys.version_info = Version(3, 11, 99, 'final', 0)", ["Python: 3.11.99"]),
+    ],
+    ids=["ray", "python"],
+)
+def test_caller_of_another_version_than_the_clusters_is_told_both(nodes, pretends, words):
+    done = subprocess.run(
+        [sys.executable, "-c", PRETENDING.format(pretends=pretends)],
+        env={**os.environ, "RAY_ADDRESS": nodes.address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    told = done.stderr[done.stderr.rindex("RuntimeError: Version mismatch") :]
+    assert all(one in told for one in words), told
 
 
 PRINTING = """
