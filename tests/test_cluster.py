@@ -51,6 +51,7 @@ def cluster():
 def nodes(cluster):
     """The same, whatever the test before has done to it."""
     cluster.restore()
+    cluster.bury()
     until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, 120)
     until(lambda: ray.available_resources().get("CPU") == 6.0)
     return cluster
@@ -192,21 +193,23 @@ def test_start_waits_for_room_says_so_and_how_far_it_is(nodes, caplog):
 
 def test_more_than_an_autoscaler_may_bring_is_an_error_at_once(nodes):
     """Its limits as Ray keeps them. None of Ray's own autoscalers tells them, in 2.60."""
+
+    def start(num_envs, options, start_timeout):
+        ParallelPyEnvironment(
+            [ProbeEnv] * num_envs, actor_options=options, start_timeout=start_timeout
+        )
+
     limits = ClusterConfig()
     limits.node_group_configs.add(name="environments", max_count=5, resources={"CPU": 2})
     with telling(limits):
         words = r"asked for 12 x 1 CPU; .* its autoscaler ends at 10 CPU: it can never be enough"
         with pytest.raises(FleetStartError, match=words):
-            ParallelPyEnvironment(
-                [ProbeEnv] * 12, actor_options={"num_cpus": 1}, start_timeout=None
-            )
-        with pytest.raises(FleetStartError, match=r"ends at 0 unicorn: it can never be enough"):
-            ParallelPyEnvironment(
-                [ProbeEnv], actor_options={"resources": {"unicorn": 1}}, start_timeout=None
-            )
+            start(12, {"num_cpus": 1}, 20.0)
+        with pytest.raises(FleetStartError, match="ends at 0 unicorn: it can never be enough"):
+            start(1, {"resources": {"unicorn": 1}}, 20.0)
         # So many it could bring, though it does not.
         with pytest.raises(FleetStartError, match=r"^[0-6] of 10 actors started in 2\.0 s"):
-            ParallelPyEnvironment([ProbeEnv] * 10, actor_options={"num_cpus": 1}, start_timeout=2.0)
+            start(10, {"num_cpus": 1}, 2.0)
 
 
 @contextlib.contextmanager
@@ -447,7 +450,8 @@ def test_start_is_not_lost_with_a_node_that_ray_still_believes_in(nodes, caplog)
 @pytest.mark.parametrize("how", ["asked", "by itself"])
 def test_node_that_joined_takes_its_share(nodes, how):
     nodes.kill(nodes.workers[0])
-    until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 60)
+    nodes.bury()
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
     arguments = {"rebalance_seconds": 0.05} if how == "by itself" else {}
     with ParallelPyEnvironment([Long] * 6, **arguments) as batch:
         batch.reset()
