@@ -6,6 +6,7 @@ the actors live is known here and nowhere above: `local` (the caller's process) 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -221,7 +222,7 @@ def connector(
 
     def ray_backend() -> Backend:
         # These import Ray.
-        if transport == "shared_memory":
+        if transport == "shared_memory" and sys.platform == "linux":
             from envfleet.channels.shared_memory import SharedMemoryBackend
 
             return SharedMemoryBackend(ray_init, placement)

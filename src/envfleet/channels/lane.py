@@ -19,7 +19,6 @@ import pickle
 import secrets
 import socket
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,11 +41,6 @@ _ALIGNMENT = 64
 
 _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")
-
-
-def is_possible() -> bool:
-    """Whether this system has what a lane needs."""
-    return sys.platform == "linux"
 
 
 class Memory:

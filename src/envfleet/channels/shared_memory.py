@@ -24,7 +24,7 @@ import ray
 from ray.exceptions import RayError
 
 from envfleet.channels import Died, Gone
-from envfleet.channels.lane import CallerEnd, Memory, Sizes, is_possible
+from envfleet.channels.lane import CallerEnd, Memory, Sizes
 from envfleet.channels.remote import GONE, Place, RayBackend, RayChannel, death
 
 _log = logging.getLogger("envfleet")
@@ -35,12 +35,14 @@ class LaneCall:
 
     Attributes:
       outcome: its reply, or a `Died`; None while it is on its way.
+      served: of the `serve` in which it is answered.
     """
 
-    __slots__ = ("outcome",)
+    __slots__ = ("outcome", "served")
 
-    def __init__(self) -> None:
+    def __init__(self, served: concurrent.futures.Future[None]) -> None:
         self.outcome: Any = None
+        self.served = served
 
 
 class SharedMemoryChannel(RayChannel):
@@ -50,11 +52,13 @@ class SharedMemoryChannel(RayChannel):
         super().__init__(backend, first, handle)
         self._lanes = backend.lanes
         self._end: CallerEnd | None = None
+        """None where the actor is not on this machine, or has ended."""
         self._is_granted = False
+        """Whether it knows its blocks."""
         self._serving: concurrent.futures.Future[None] | None = None
-        """That the actor is in `serve`, or will be."""
+        """Of the `serve` in which it waits for calls, or will; None once it was told to leave."""
         self._moving: LaneCall | None = None
-        self._moved_in: concurrent.futures.Future[None] | None = None
+        """The call that is on its way by the lane, if one is."""
 
     @property
     def transport(self) -> str:
@@ -75,15 +79,18 @@ class SharedMemoryChannel(RayChannel):
         end = self._end
         if end is None:
             return super().post(limit, method, *args)
-        if method in ("step", "reset") and self._moving is None and self._can_move():
+        if method in ("step", "reset") and self._moving is None and self._lanes.memory is not None:
             if not ray.is_initialized():
                 raise Gone(GONE)
-            if self._serving is None:
+            if self._serving is None or self._serving.done():
                 self._serving = self._lanes.bell.future(super().post(None, "serve"))
-            call = LaneCall()
+            call = LaneCall(self._serving)
             try:
+                if not self._is_granted:
+                    end.grant(self._lanes.memory, self.first)
+                    self._is_granted = True
                 if end.send(method, args):
-                    self._moving, self._moved_in = call, self._serving
+                    self._moving = call
                     return call
             except OSError:  # it is gone: Ray tells how
                 self._disconnect()
@@ -93,15 +100,6 @@ class SharedMemoryChannel(RayChannel):
             self._serving = None
         return super().post(limit, method, *args)
 
-    def _can_move(self) -> bool:
-        """Whether there is memory; it is granted when it is first needed."""
-        memory = self._lanes.memory
-        if not self._is_granted and memory is not None:
-            assert self._end is not None
-            self._end.grant(memory, self.first)
-            self._is_granted = True
-        return self._is_granted
-
     def take(self) -> None:
         """Takes what has come by the lane."""
         assert self._end is not None
@@ -110,21 +108,23 @@ class SharedMemoryChannel(RayChannel):
         except EOFError:
             self._disconnect()
             return
-        if reply is not None and self._moving is not None:
-            self._moving.outcome = reply
-            self._moving = self._moved_in = None
+        if reply is not None:
+            self._arrived(reply)
 
     def look(self) -> None:
         """Looks whether Ray has told the end of the actor, or of its `serve`, in the meantime."""
-        if self._moving is None or self._moved_in is None or not self._moved_in.done():
+        if self._moving is None or not self._moving.served.done():
             return
-        outcome = lane_outcome(self._moved_in)
-        if outcome is None:
-            if self._end is not None:
-                return  # it was told to leave, and will have answered before
-            outcome = Died("something in its process closed the connection to the caller")
-        self._moving.outcome = outcome
-        self._moving = self._moved_in = None
+        outcome = outcome_of(self._moving.served)
+        if isinstance(outcome, Died):
+            self._arrived(outcome)
+        elif self._end is None:
+            self._arrived(Died("something in its process closed the connection to the caller"))
+
+    def _arrived(self, outcome: Any) -> None:
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            moving.outcome = outcome
 
     def _disconnect(self) -> None:
         """The socket has ended: the actor has, too, and Ray will tell how."""
@@ -133,8 +133,8 @@ class SharedMemoryChannel(RayChannel):
             self._lanes.remove(end.socket.fileno())
             end.close()
         self._serving = None
-        if self._moving is not None and not self._backend.is_there():
-            self._moving.outcome = Gone(GONE)
+        if not self._backend.is_there():
+            self._arrived(Gone(GONE))
         self._lanes.broken.add(self)
         self.look()
 
@@ -143,7 +143,7 @@ class SharedMemoryChannel(RayChannel):
         self._disconnect()
 
 
-def lane_outcome(done: concurrent.futures.Future[Any]) -> Any:
+def outcome_of(done: concurrent.futures.Future[Any]) -> Any:
     """What a call by Ray gave, or a `Died`."""
     try:
         return done.result()
@@ -235,7 +235,7 @@ class Lanes:
 class SharedMemoryBackend(RayBackend):
     """Opens `SharedMemoryChannel`s; its arguments are those of `RayBackend`."""
 
-    has_lane = is_possible()
+    has_lane = True
 
     def __init__(self, ray_init: Mapping[str, Any] | None, placement: Any = None) -> None:
         super().__init__(ray_init, placement)
@@ -281,7 +281,7 @@ class SharedMemoryBackend(RayBackend):
         if type(call) is LaneCall:
             return call.outcome
         future = self._futures[call]
-        return lane_outcome(future) if future.done() else None
+        return outcome_of(future) if future.done() else None
 
     def close(self) -> None:
         super().close()
