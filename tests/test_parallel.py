@@ -6,10 +6,8 @@ import collections
 import functools
 import logging
 import os
-import shutil
 import threading
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -20,7 +18,6 @@ import pytest
 import ray
 from dm_env import specs
 
-import envfleet
 from envfleet import (
     FleetStartError,
     InvalidAction,
@@ -684,13 +681,3 @@ def test_environments_may_show_memory_that_another_one_writes_to(make_batch):
     with make_batch(constructors, envs_per_actor=4) as batch:
         for time_step in (batch.reset(), batch.step(np.zeros(4, int))):
             assert time_step.observation[:, 0].tolist() == [0, 1, 2, 3]
-
-
-def test_another_version_of_envfleet_in_the_actors_is_said(on_ray, tmp_path):
-    package = Path(envfleet.__file__).parent
-    shutil.copytree(package, tmp_path / "envfleet", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "envfleet" / "version.py").write_text('__version__ = "0.0.7"\n')
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    options = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
-    with pytest.raises(FleetStartError, match=r"^env 0: envfleet is 0\.0\.7 on node .* install"):
-        ParallelPyEnvironment([ProbeEnv], actor_options=options)
