@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import signal
 from collections import defaultdict
@@ -140,6 +141,15 @@ def test_a_central_policy_need_not_wait_for_the_slowest():
     chunks, _ = collect([slow, fast], limits={"max_seconds": 1.5}, **how)
     steps = sum(np.count_nonzero(c.mask & (c.step_type != LAST), axis=0) for c in chunks)
     assert steps[1] > 4 * steps[0] > 0  # in lockstep they would have the same
+
+
+@pytest.mark.parametrize("min_ready", [None, 1])
+def test_a_central_policy_steps_its_environments_by_shared_memory(caplog, min_ready):
+    how = {"inference": "central", "num_actors": 2, "envs_per_actor": 2, "min_ready": min_ready}
+    with caplog.at_level(logging.INFO, "envfleet"):
+        chunks, _ = collect(limits={"max_episodes": 9}, transport="shared_memory", **how)
+    assert episodes_of(chunks) == {k: expected_episode(k) for k in range(9)}
+    assert "2 of 2 actors are stepped by shared memory, 0 by remote calls" in caplog.messages
 
 
 def test_the_row_after_a_chunk_is_where_the_next_one_begins():

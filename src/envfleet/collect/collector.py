@@ -78,6 +78,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
       on_failure, max_restarts: of environments and of actors, as for `ParallelPyEnvironment`.
       step_timeout, reset_timeout: seconds that a step or a reset of an environment may take.
       start_timeout, actor_options, placement, ray_init, backend: as for `ParallelPyEnvironment`.
+      transport: likewise; of a central policy's environments, since other actors step their own.
 
     Raises:
       ValueError: an argument that contradicts another; says which.
@@ -104,6 +105,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
         start_timeout: float | None = 120.0,
         actor_options: Mapping[str, Any] | None = None,
         placement: Any = None,
+        transport: str = "rpc",
         ray_init: Mapping[str, Any] | None = None,
         backend: str = "ray",
     ) -> None:
@@ -152,6 +154,7 @@ class Collector(contextlib.AbstractContextManager["Collector"]):
             start_timeout=start_timeout,
             actor_options=actor_options,
             placement=placement,
+            transport=transport,
             ray_init=ray_init,
             backend=backend,
         )

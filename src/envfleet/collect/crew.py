@@ -57,6 +57,7 @@ class Crew:
         start_timeout: float | None,
         actor_options: Mapping[str, Any] | None,
         placement: Any,
+        transport: str,
         ray_init: Mapping[str, Any] | None,
         backend: str,
     ) -> None:
@@ -84,7 +85,7 @@ class Crew:
         in_chunk = chunk_length * envs_per_actor
         if inference == "central":
             self.envs_per_worker = self.num_envs
-            of_envs = functools.partial(of_envs, **on_ray)
+            of_envs = functools.partial(of_envs, **on_ray, transport=transport)
             of_workers = functools.partial(of_workers, backend="local")
         else:
             self.envs_per_worker = envs_per_actor

@@ -29,7 +29,7 @@ OWN = frozenset(
 _OF_THE_RUN = OWN | {
     *("num_actors", "envs_per_actor", "inference", "min_ready", "chunk_length", "max_policy_lag"),
     *("on_failure", "max_restarts", "step_timeout", "reset_timeout", "start_timeout"),
-    *("actor_options", "placement", "ray_init", "backend", "seed"),
+    *("actor_options", "placement", "transport", "ray_init", "backend", "seed"),
 }
 """Arguments that may differ when a dataset is gone on with: its episodes do not depend on them."""
 
